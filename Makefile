@@ -1,6 +1,6 @@
 # Every target first does the set-up it needs: `make demo` works in a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check goldens nightly torture bench budget lock clean services
+.PHONY: help setup demo test check goldens nightly torture bench dist budget lock clean services
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -64,6 +64,9 @@ torture: setup  ## search for counterexamples, run the swarms, then faults in re
 
 bench: setup  ## run the benchmarks; appends to bench/results.jsonl
 	$(PY) bench/run.py
+
+dist: $(INSTALLED)  ## wheel and source distribution in dist/, their content checked
+	$(PY) scripts/dist.py
 
 lock:  ## rewrite requirements.lock from pyproject.toml
 	scripts/lock.sh

@@ -26,8 +26,9 @@ _PRODUCT = {*_JOINED, "pipeline", "web", ""}
 LAB = "surecast_lab."
 SEES: dict[str, set[str]] = {
     "errors": set(),
+    "version": set(),
     "numba_cache": set(),
-    "": {"client", "endpoint", "sync"},
+    "": {"client", "endpoint", "sync", "version"},
     "sync": {"client"},
     "columns": {"numba_cache"},
     "core": {"columns"},
@@ -42,7 +43,7 @@ SEES: dict[str, set[str]] = {
     "endpoint": {"columns", "core", "registry", "runtime"},
     "client": {"columns", "core", "endpoint", "server"},
     "pipeline": {"columns", "core", "parts", "storage", "endpoint", "client", "numba_cache", ""},
-    "server": {*_JOINED} - {"protocols", "sim", "client"},
+    "server": {*_JOINED, "version"} - {"protocols", "sim", "client"},
     "web": _PRODUCT - {"protocols", "sim"},
     "cli": {
         *_PRODUCT, LAB + "swarm", LAB + "bench", LAB + "lab", LAB + "demo",

@@ -39,7 +39,7 @@ def place() -> Iterator[Path]:
     """A folder that other users can enter, with a copy of the package and a temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix="surecast-test-"))
     folder.chmod(0o755)
-    for part in ("errors.py", "__init__.py", "numba_cache.py", "columns"):
+    for part in ("errors.py", "version.py", "__init__.py", "numba_cache.py", "columns"):
         if not (SRC / part).exists():
             continue
         copy = shutil.copytree if (SRC / part).is_dir() else shutil.copy

@@ -34,6 +34,7 @@ from surecast.errors import (
     UsageError,
     WrongToken,
 )
+from surecast.version import __version__
 
 TYPE_CHECKING = False  # like typing.TYPE_CHECKING; importing typing takes longer than the rest
 if TYPE_CHECKING:
@@ -60,8 +61,6 @@ if TYPE_CHECKING:
     from surecast.client.subscription import Subscription
     from surecast.endpoint.options import ClientOptions
     from surecast.endpoint.subscriptions import SubscriptionInfo, SubscriptionPosition
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Client",

@@ -278,6 +278,45 @@ def test_only_types_of_the_table_are_instantiated() -> None:
     assert step.inp == Foreign(1)
 
 
+class Grown(Input):
+    number: int
+    since: str = "before"
+
+
+class Changed(Input):
+    number: int
+    since: str
+
+
+class Renamed(Input):
+    count: int
+    since: str = "before"
+
+
+def test_fields_may_have_been_added_since_if_they_have_defaults() -> None:
+    """Inputs, and structs inside a field that holds anything."""
+    made = writer()
+    made.step(0, Foreign(1), [])
+    made.step(0, Notice(None, (), (Foreign(2),)), [])
+    data = made.take()
+
+    def read(kind: type[Input]) -> list[Any]:
+        steps = Recording(data, {**TYPES, name_of(Foreign): kind}).items()
+        return [step.inp for step in steps if isinstance(step, Step)]
+
+    assert read(Foreign) == [Foreign(1), Notice(None, (), (Foreign(2),))]
+    assert read(Grown) == [Grown(1, "before"), Notice(None, (), (Grown(2, "before"),))]
+    for kind in (Changed, Renamed):
+        with pytest.raises(
+            PeerError, match=r"has the fields .*; it was recorded with \['number'\]"
+        ):
+            read(kind)
+    made = writer()
+    made.step(0, Grown(1, "now"), [])
+    with pytest.raises(PeerError, match="it was recorded with"):  # by a later version
+        list(Recording(made.take(), {**TYPES, name_of(Grown): Foreign}).items())
+
+
 def test_messages_of_the_header_must_be_messages_of_the_table() -> None:
     data = writer().take()
     without = {name: kind for name, kind in TYPES.items() if name != "chain/Forward"}

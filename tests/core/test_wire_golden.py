@@ -1,6 +1,6 @@
 """Frames written by an earlier build are read, and written again with the same bytes.
 
-The bytes are in tests/fixtures/frames; tests/golden_files.py says how to regenerate them.
+The bytes are in tests/fixtures/VERSION/frames; tests/golden_files.py says how to regenerate them.
 After a release, a changed byte requires a new version of the format with its own files.
 """
 

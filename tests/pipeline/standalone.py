@@ -21,10 +21,17 @@ READY_S = 90.0
 class Standalone:
     """`with Standalone(folder) as cluster`: `cluster.url` is its master; it ends with the block."""
 
-    def __init__(self, folder: Path, workers: int = 2, memory: str = "1g") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        workers: int = 2,
+        memory: str = "1g",
+        python: Path = Path(sys.executable),  # of the executors, unless a program says otherwise
+    ) -> None:
         self.folder = folder
         self.workers = workers
         self.memory = memory
+        self.python = python
         self.url = f"spark://127.0.0.1:{free_ports(1)[0]}"
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -60,7 +67,7 @@ class Standalone:
         home = Path(pyspark.__file__).parent
         env = {
             **os.environ, "SPARK_HOME": str(home), "JAVA_HOME": str(find_java()),
-            "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m",
+            "PYSPARK_PYTHON": str(self.python), "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_NO_DAEMONIZE": "1",
         }  # fmt: skip
         with (self.folder / f"{name}.log").open("wb") as log:

@@ -1,6 +1,7 @@
 """A recording of an earlier build: this build reads, plays and writes the same bytes.
 
-The bytes are in tests/fixtures/recording; tests/golden_files.py explains how to rewrite them.
+The bytes are in tests/fixtures/VERSION/recording; tests/golden_files.py explains how to rewrite
+them.
 """
 
 from random import Random

@@ -1,15 +1,13 @@
-"""Data directories of all earlier versions can be read: tests/fixtures/log.
+"""Data directories of all earlier versions can be read: tests/fixtures/VERSION/log.
 
-To create those of a new version, beside the old ones:
-
-    python -m tests.storage.test_fixtures tests/fixtures/log/v2
+`python -m tests.release_fixtures` writes those of a new version, beside the old ones.
 """
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
+from tests.golden_files import RELEASES
 from tests.storage.stores import LOG, OTHER, Driver, small
 
 from surecast.columns.batch import COLLECTED, EXPIRED, Batch, Row
@@ -19,8 +17,7 @@ from surecast.core.types import Append, Compact, SaveState, Truncate
 from surecast.storage.inspect import info, verify
 from surecast.storage.segments import SegmentStore
 
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "log"
-VERSIONS = ["v1"]
+VERSIONS = sorted(path.parent.name for path in RELEASES.glob("*/log"))
 END, CUT = 241, 231  # the first end of the long stream, and where it was truncated and continued
 PUBLISHER = b"publisher number"
 
@@ -92,7 +89,7 @@ def make(folder: Path) -> None:
 def test_a_directory_of_an_earlier_version_can_be_read(
     tmp_path: Path, version: str, kind: str
 ) -> None:
-    folder = shutil.copytree(FIXTURES / version / kind, tmp_path / "disk")
+    folder = shutil.copytree(RELEASES / version / "log" / kind, tmp_path / "disk")
     verdict = verify(folder)
     assert verdict.problems == []
     assert bool(verdict.torn_bytes) == (kind == "torn")
@@ -117,11 +114,5 @@ def test_a_directory_of_an_earlier_version_can_be_read(
         store.close()
 
 
-def test_fixtures_are_small() -> None:
-    files = [path for path in FIXTURES.rglob("*") if path.is_file()]
-    assert {path.parent.parent.name for path in files} == set(VERSIONS)
-    assert sum(path.stat().st_size for path in files) < 200_000
-
-
-if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+def test_the_directories_of_the_first_release_are_there() -> None:
+    assert "0.2.0" in VERSIONS

@@ -1,7 +1,7 @@
 """Journals, manifests and segments of an earlier build are read, and written with the same bytes.
 
-The bytes are in tests/fixtures/storage; tests/golden_files.py says how to regenerate them. Complete
-folders, written by a running store, are in tests/fixtures/log (test_fixtures.py).
+The bytes are in tests/fixtures/VERSION/storage; tests/golden_files.py says how to regenerate
+them. Complete folders, written by a running store, are in VERSION/log (test_fixtures.py).
 """
 
 from pathlib import Path

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from surecast.cli.extras import demand_matplotlib
 from surecast.cli.interrupts import loads
 from surecast.cli.progress import Bar, writable
 from surecast.errors import SurecastError, UsageError
@@ -50,6 +51,7 @@ def demo(
     """
     from surecast_lab.demo.run import run_demo
 
+    demand_matplotlib()
     writable(out)
     signal.signal(signal.SIGTERM, _as_interrupt)
     folder = Path(tempfile.mkdtemp(prefix="surecast-demo-"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from surecast.cli.extras import demand_matplotlib
 from surecast.cli.interrupts import loads
 from surecast.cli.progress import Bar, writable
 from surecast.cli.spark import Conf, Master, master_of, parse_conf
@@ -107,6 +108,7 @@ def run_experiments(
             wanted.remove(name)
     for name in wanted if sweep else ():
         demand_sweepable(known[name])  # before Spark starts
+    demand_matplotlib()
     count = seeds or (SWEEP_SEEDS if sweep else SEEDS)
     verdicts: list[Verdict] = []
     failures = 0

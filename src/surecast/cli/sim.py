@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from surecast.cli.extras import demand_matplotlib
 from surecast.cli.interrupts import loads
 from surecast.cli.progress import Bar, writable
 from surecast.cli.spark import Conf, Master, master_of, parse_conf
@@ -85,6 +86,7 @@ def sim(
             raise typer.BadParameter("needs --seed", param_hint="--draw")
         if draw.suffix not in (".png", ".svg"):
             raise typer.BadParameter(f"{draw} is neither .png nor .svg", param_hint="--draw")
+        demand_matplotlib()
         writable(draw.parent)
     if on_spark and (draw is not None or jobs):
         raise typer.BadParameter(

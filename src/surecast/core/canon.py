@@ -38,6 +38,7 @@ __all__ = [
     "digest",
     "label_of",
     "labels",
+    "may_begin",
     "name_of",
     "plain",
     "unplain",
@@ -246,7 +247,16 @@ def unplain(value: Any, struct_type: Callable[[str], type[msgspec.Struct]]) -> A
             return {unplain(k, struct_type): unplain(v, struct_type) for k, v in items}
         case {"s": [str(name), *fields]}:
             kind = struct_type(name)
-            if len(fields) == len(kind.__struct_fields__):
+            if may_begin(kind, len(fields)):
                 values = [unplain(field, struct_type) for field in fields]
-                return kind(**dict(zip(kind.__struct_fields__, values, strict=True)))
+                return kind(**dict(zip(kind.__struct_fields__, values, strict=False)))
     raise PeerError("a recorded value is not valid")
+
+
+def may_begin(kind: type[msgspec.Struct], count: int) -> bool:
+    """Whether the first `count` fields make a struct: the others were added later, with defaults.
+
+    (Every version may add last fields that have a default: docs/compatibility.md.)
+    """
+    fields = len(kind.__struct_fields__)
+    return fields - len(kind.__struct_defaults__) <= count <= fields

@@ -12,7 +12,7 @@ from zlib import crc32
 import msgspec
 
 from surecast.core import record
-from surecast.core.canon import FORMS, unplain
+from surecast.core.canon import FORMS, may_begin, unplain
 from surecast.core.record import Closed, Ends, Header, Holed, Item, Kept, Saved, Step
 from surecast.core.types import Batch, Enclosed, Message, Received
 from surecast.core.wire import Buffer, Codec, Limits, decode_batch
@@ -152,12 +152,13 @@ class Recording:
             form = FORMS[kind]
         except UsageError as error:
             raise PeerError(f"{self._place}: {error}") from None
-        if list(kind.__struct_fields__) != fields:
+        same = list(kind.__struct_fields__[: len(fields)]) == fields
+        if not (same and may_begin(kind, len(fields))):
             have = ", ".join(kind.__struct_fields__)
             raise PeerError(f"{name} has the fields {have}; it was recorded with {fields}")
         decoders = []
         types = {field.name: field.type for field in msgspec.structs.fields(kind)}
-        for field, is_open in form.fields:
+        for field, is_open in form.fields[: len(fields)]:  # the others were added since
             decoders.append(
                 None if is_open else msgspec.msgpack.Decoder(types[field], ext_hook=self._extension)
             )
@@ -200,7 +201,7 @@ class Recording:
                 else decoder.decode(field)
                 for decoder, field in zip(decoders, fields, strict=True)
             ]
-            return kind(**dict(zip(kind.__struct_fields__, values, strict=True)))
+            return kind(**dict(zip(kind.__struct_fields__, values, strict=False)))
         except _SENSELESS as error:
             raise PeerError(f"{self._place}: {kind.__name__}: {error}") from None
 

@@ -280,7 +280,8 @@ def _version(java: Path) -> int:
 def package_zip(folder: Path | None = None) -> Path:
     """Write the wheel's packages to a zip that executors can import from (`addPyFile`).
 
-    Its dependencies (numpy, pyarrow, numba, msgspec) must be installed where the executors run.
+    Its dependencies (numpy, pandas, pyarrow, numba, msgspec) must be installed where the executors
+    run.
     """
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="surecast-"))

@@ -1,11 +1,11 @@
 """The OpenAPI 3.1 description of the HTTP port, generated from the table of its operations."""
 
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
 
 from surecast.server.operations import ANSWERS, OPERATIONS, Operation, Parameter
+from surecast.version import __version__
 
 __all__ = ["document"]
 
@@ -26,7 +26,7 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Surecast region server",
-            "version": version("surecast"),
+            "version": __version__,
             "description": (
                 "Health, metrics, status and publishing of one node. Any request may be answered "
                 "400 (not HTTP, or its path or query is not UTF-8), 408 (too slow) or 431 (its "

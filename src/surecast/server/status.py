@@ -7,7 +7,6 @@ is what their tails last advertised, usually a tenth of a second ago; with a cut
 import os
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -20,6 +19,7 @@ from surecast.runtime.session import UP, Session
 from surecast.server.alarms import Alarm, alarms
 from surecast.server.config import witness_name
 from surecast.server.region import RegionServer
+from surecast.version import __version__
 
 __all__ = [
     "ChainStatus",
@@ -168,7 +168,7 @@ def _node(server: RegionServer) -> NodeStatus:
         name=config.name,
         region=config.node.region,
         role=config.node.role,
-        version=version("surecast"),
+        version=__version__,
         pid=os.getpid(),
         uptime_s=round((time.time_ns() - server.started_ns) / 1e9, 1),
         life=node.store.incarnation,

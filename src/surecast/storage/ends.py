@@ -12,7 +12,11 @@ it.) The mark is synced when a store is opened and closed and when the journal c
 file.
 
     slot        at 0 and at 4096, written alternately, so that a torn write leaves the older one:
-                magic, 4 zeros, number of writes, journal, size, incarnation, CRC-32, 4 zeros
+                magic, format, number of writes, journal, size, incarnation, CRC-32, 4 zeros
+
+`format` is the version of everything in the folder that has no version of its own: records, states,
+what layers keep in logs. A version of Surecast that writes something that this one would misread
+writes a higher number first, and this one then refuses the folder before it changes anything in it.
 """
 
 import logging
@@ -26,15 +30,16 @@ from surecast.errors import StorageError
 from surecast.storage.folder import Damaged, Folder, is_later
 from surecast.storage.modes import open_file
 
-__all__ = ["NEW", "EndsMark", "MarkFile", "read_mark"]
+__all__ = ["FORMAT", "NEW", "EndsMark", "MarkFile", "read_mark"]
 
 log = logging.getLogger("surecast.storage")
 
 _MAGIC: Final = b"SCE\xf1"
-_FIELDS: Final = struct.Struct("<4s4xQQQQ")
+_FIELDS: Final = struct.Struct("<4sIQQQQ")
 _CRC: Final = struct.Struct("<I4x")
 _SLOT_SIZE: Final = _FIELDS.size + _CRC.size
 _STRIDE: Final = 4096  # no sector holds both slots
+FORMAT: Final = 0
 
 
 class EndsMark(NamedTuple):
@@ -48,14 +53,22 @@ NEW: Final = EndsMark(2, 1, 0, 0)  # the mark of a store without any record
 
 
 def read_mark(path: Path) -> EndsMark | None:
-    """None if there is no such file. Raises Damaged if neither slot reads."""
+    """None if there is no such file. Raises Damaged if neither slot reads, StorageError if the
+    folder was written by a later version, or the file cannot be read at all."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as problem:
         raise StorageError(f"cannot read {path}: {problem}") from problem
-    marks = [mark for at in (0, _STRIDE) if (mark := _decode(data[at : at + _SLOT_SIZE]))]
+    slots = [slot for at in (0, _STRIDE) if (slot := _decode(data[at : at + _SLOT_SIZE]))]
+    later = max((form for form, _ in slots), default=FORMAT)
+    if later > FORMAT:
+        raise StorageError(
+            f"{path.parent} was written by a later version of Surecast: its format is {later}, "
+            f"this version reads {FORMAT}. Start that version again; nothing was changed"
+        )
+    marks = [mark for _, mark in slots]
     if marks:
         return max(marks)
     if is_later(data[:4], _MAGIC) and is_later(data[_STRIDE : _STRIDE + 4], _MAGIC):
@@ -63,12 +76,14 @@ def read_mark(path: Path) -> EndsMark | None:
     raise Damaged(f"{path}: damaged: no checksum in it matches")
 
 
-def _decode(slot: bytes) -> EndsMark | None:
+def _decode(slot: bytes) -> tuple[int, EndsMark] | None:
+    """The format, and the mark."""
     if len(slot) < _SLOT_SIZE or slot[:4] != _MAGIC:
         return None
     if _CRC.pack(crc32(slot[: _FIELDS.size])) != slot[_FIELDS.size :]:
         return None
-    return EndsMark(*_FIELDS.unpack_from(slot)[1:])
+    _, form, *fields = _FIELDS.unpack_from(slot)
+    return form, EndsMark(*fields)
 
 
 class MarkFile:
@@ -115,7 +130,7 @@ class MarkFile:
 
     def _put(self, journal: int, size: int) -> None:
         self._writes += 1
-        fields = _FIELDS.pack(_MAGIC, self._writes, journal, size, self.incarnation)
+        fields = _FIELDS.pack(_MAGIC, FORMAT, self._writes, journal, size, self.incarnation)
         os.pwrite(self._file, fields + _CRC.pack(crc32(fields)), (self._writes & 1) * _STRIDE)
 
     def _warn(self, problem: OSError) -> None:
