@@ -5,8 +5,7 @@ SURECAST_REWRITE=1 python -m pytest tests/test_walk.py
 Which thread runs first differs from run to run, and with it what is done for two messages at once.
 So a function is on the page if it ran in USUAL of the rounds when the page was written; a later run
 must find all that ran in each of its rounds on the page, and must have seen half of the rounds run
-all that is on the page. Two files or functions that always come in the same order must do so on
-the page.
+all that is on the page. A file may stand some places from where it stands in the new recording.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from tests.walk import LEGS, ROUNDS, SRC, Function, Leg, passed_back, walk
 PAGE = Path(__file__).resolve().parent.parent / "ARCHITECTURE.md"
 BEGIN, END = "<!-- walk: made by tests/test_walk.py -->\n", "<!-- walk: end -->\n"
 USUAL = 0.8
+MOVED_MAX = 4  # places; up to 2 were seen in 20 recordings
 # Issue 16 asks for no more files than before "The seam". The same recording has 65 at 3af7439, the
 # commit before it, so this is not reached. Each party runs as many files for a batch as it did: 130
 # in sum at both commits (a Spark task and its server: 59, before 54). But fewer of them serve
@@ -43,9 +43,13 @@ def usual(legs: dict[Key, Leg]) -> Shown:
     shown: Shown = {}
     for key in LEGS:
         files = shown.setdefault(key, {})
-        for function in legs[key].ran(USUAL * ROUNDS):
+        for function in usual_of(legs[key]):
             files.setdefault(function.file, []).append(function.name)
     return shown
+
+
+def usual_of(leg: Leg) -> list[Function]:
+    return leg.ran(USUAL * ROUNDS)
 
 
 def written(shown: Shown) -> str:
@@ -98,10 +102,10 @@ def differences(shown: Shown, legs: dict[Key, Leg]) -> list[str]:
         there = {Function(file, name) for file, names in files.items() for name in names}
         found += [f"{title}: the page lacks {one}" for one in set(leg.ran(ROUNDS)) - there]
         found += [f"{title}: no longer runs {one}" for one in there - set(leg.ran(ROUNDS / 2))]
-        order = list(files)
-        for first, second in leg.always_before(ROUNDS):
-            if {first, second} <= files.keys() and order.index(first) > order.index(second):
-                found.append(f"{title}: {first} comes before {second}")
+        order = [file for file in dict.fromkeys(one.file for one in usual_of(leg)) if file in files]
+        for place, file in enumerate(one for one in files if one in order):
+            if abs(order.index(file) - place) > MOVED_MAX:
+                found.append(f"{title}: {file} has another place in the order")
     return sorted(found)
 
 
@@ -165,20 +169,24 @@ def recorded(*orders: list[Function]) -> dict[Key, Leg]:
     return dict.fromkeys(LEGS, leg)
 
 
-NODE, TCP = Function("runtime/node.py", "Node.step"), Function("runtime/tcp.py", "Connection.write")
+FILES = ("node", "tcp", "udp", "sessions", "session", "chunks", "timers")
+RUNTIME = [Function(f"runtime/{name}.py", "f") for name in FILES]
 
 
 def test_a_page_that_differs_from_the_recording_is_found() -> None:
-    both = recorded([NODE, TCP])
-    page = written(usual(both))
+    first, *rest = RUNTIME
+    all_of_it = recorded(RUNTIME)
+    page = written(usual(all_of_it))
     assert "| `runtime/node.py` | A node" in page
-    assert differences(parsed(page), both) == []
-    assert len(differences(parsed(page), recorded([TCP, NODE]))) == len(LEGS)  # another order
-    assert len(differences(parsed(page), recorded([NODE]))) == len(LEGS)
-    assert len(differences(parsed(written(usual(recorded([NODE])))), both)) == len(LEGS)
-    # What only some rounds have may stand on the page or not, and come in any order.
-    assert differences(parsed(page), recorded([NODE], [TCP, NODE], [NODE, TCP])) == []
-    assert "tcp" not in written(usual(recorded([NODE, TCP], [NODE])))
+    assert differences(parsed(page), all_of_it) == []
+    assert len(differences(parsed(page), recorded(rest))) == len(LEGS)
+    assert len(differences(parsed(written(usual(recorded(rest)))), all_of_it)) == len(LEGS)
+    # The first file comes last; and then only some places later.
+    assert len(differences(parsed(page), recorded([*rest, first]))) == len(LEGS)
+    assert differences(parsed(page), recorded([*rest[:4], first, *rest[4:]])) == []
+    # What only some rounds have may stand on the page or not.
+    assert differences(parsed(page), recorded(rest, RUNTIME)) == []
+    assert "node.py" not in written(usual(recorded(RUNTIME, rest)))
 
 
 def test_a_page_without_the_section_is_found() -> None:

@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import combinations
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeVar
@@ -90,13 +89,11 @@ class Leg:
     rounds: Counter[Function] = field(default_factory=Counter)
     edges: Counter[Edge] = field(default_factory=Counter)
     places: Counter[Function] = field(default_factory=Counter)  # sums of places in the order
-    orders: list[list[str]] = field(default_factory=list)  # of each round: its files
 
     def add(self, edges: dict[Edge, None]) -> None:
         order = list(dict.fromkeys(called for _, called in edges))
         self.rounds.update(order)
         self.edges.update(edges.keys())
-        self.orders.append(list(dict.fromkeys(function.file for function in order)))
         for place, function in enumerate(order):
             self.places[function] += place
 
@@ -104,11 +101,6 @@ class Leg:
         """The functions of at least so many rounds, in the order in which they were entered."""
         found = [one for one, count in self.rounds.items() if count >= rounds]
         return sorted(found, key=lambda one: (self.places[one] / self.rounds[one], one))
-
-    def always_before(self, rounds: int) -> set[tuple[str, str]]:
-        """Pairs of files that were entered in this order in each of so many rounds."""
-        pairs = Counter(pair for order in self.orders for pair in combinations(order, 2))
-        return {pair for pair, count in pairs.items() if count >= rounds}
 
 
 # ---------------------------------------------------------------- recording
