@@ -53,6 +53,7 @@ def test_other_rows_have_another_sum(some: list[Row], others: list[Row]) -> None
     assert total(some) != total(some, "another stream")
 
 
+@pytest.mark.slow
 def test_rows_that_are_nearly_the_same() -> None:
     base: list[Row] = [(b"k%d" % (n % 5), b"value %06d" % n, b"t%d" % (n % 3)) for n in range(3000)]
     wanted, rng = total(base), Random(5)

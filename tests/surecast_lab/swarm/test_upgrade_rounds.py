@@ -66,6 +66,7 @@ def test_a_round_finds_faults_of_ours(
 # ------------------------------------------------------------ the parts of a round
 
 
+@pytest.mark.slow
 def test_a_process_without_a_protocol_has_it_after_its_upgrade(tmp_path: Path) -> None:
     with ProcessCluster(tmp_path, 1, {"r": 1}, clients=0, without=(PROTOCOL,)) as fleet:
         assert PROTOCOL not in fleet.server("r-1").roles
