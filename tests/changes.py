@@ -125,9 +125,9 @@ class Graph:
             yield from self._module("pyspark_surecast", path)
         if path.startswith("tests/"):
             for folder in PurePosixPath(path).parents:
-                conftest = f"{folder}/conftest.py"
-                if conftest in self.files:
-                    yield conftest
+                # What pytest itself loads before a file of tests.
+                above = (f"{folder}/conftest.py", f"{folder}/__init__.py")
+                yield from (one for one in above if one in self.files)
 
     def _module(self, name: str, path: str) -> Iterator[str]:
         """The file of a module and those of its packages; nothing if it is not one of ours."""

@@ -92,8 +92,10 @@ def test_a_test_does_not_depend_on_what_it_cannot_run(tree: Tree, text: str) -> 
 
 
 def test_a_test_depends_on_helpers_and_on_the_conftests_above_it(tree: Tree) -> None:
-    graph = tree({"tests/core/actors.py": "", "tests/core/test_y.py": "from actors import x\n"})
+    files = {"actors.py": "", "__init__.py": "", "test_y.py": "from actors import x\n"}
+    graph = tree({f"tests/core/{name}": text for name, text in files.items()})
     needs = graph.needs("tests/core/test_y.py")
+    assert "tests/core/__init__.py" in needs
     assert {"tests/conftest.py", "tests/plugin.py", "tests/core/conftest.py"} < needs
     assert "tests/core/actors.py" in needs
     assert "tests/core/conftest.py" not in graph.needs("tests/client/test_helped.py")
