@@ -48,7 +48,8 @@ PATIENCE_S = 30.0
 REST_S = 0.01  # for what follows the last event of a batch: acknowledgements
 BACKGROUND = ("mover",)  # threads of the store that have nothing to do with one batch
 
-# What nodes do at regular intervals is made rare, or a slow machine would see it in every round.
+# What nodes do at regular intervals or with older events is made rare: a slow machine would see it
+# in every round, a fast one in few of them.
 RARE_NS = 60 * SECOND
 SETTINGS = {
     "chain": {
@@ -58,7 +59,7 @@ SETTINGS = {
         "count_ns": RARE_NS,
         "save_ns": RARE_NS,
     },
-    "streams": {"compact_ns": RARE_NS},
+    "streams": {"compact_ns": RARE_NS, "settle_ns": RARE_NS},
     "sprinkler": {"advertise_ns": SECOND},
 }
 
