@@ -56,6 +56,7 @@ def tree(tmp_path: Path) -> Tree:
         ("from surecast.core import (\n    wire,\n)", "core/wire.py"),
         ("def test():\n    import surecast.core.wire", "core/wire.py"),
         ("if not TYPE_CHECKING:\n    import surecast.core.wire", "core/wire.py"),
+        ("if TYPE_CHECKING:\n    x = 1\nelse:\n    import surecast.core.wire", "core/wire.py"),
         ("import surecast\nsurecast.connect", "client/__init__.py"),
         ("import surecast.core\nsurecast.connect", "client/__init__.py"),
         ("from surecast import connect", "client/__init__.py"),
