@@ -1,6 +1,6 @@
 # Every target first does the set-up it needs: `make demo` works in a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check goldens nightly torture bench dist budget lock clean services
+.PHONY: help setup demo test check lint quick goldens nightly torture bench dist budget lock clean services
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -10,6 +10,9 @@ TEST_JOBS ?= 3
 SEEDS ?= 500
 ROUNDS ?= 20
 P ?=
+# `make check`: ALL=1 runs all quick tests, SINCE=v0.1.0 those that can notice changes since then.
+ALL ?=
+SINCE ?=
 
 INSTALLED := $(VENV)/.installed
 WARM := $(VENV)/.warm
@@ -37,12 +40,18 @@ endif
 budget: $(INSTALLED)  ## rewrite tests/budget.toml from the last `make test`
 	$(PY) -m tests.budget
 
-check: setup  ## check format, lint and types, and run the quick tests: under a minute
+check: setup  ## check format, lint and types, and run the quick tests that can notice what changed (ALL=1: all)
+	@$(MAKE) --no-print-directory -j2 lint quick
+
+# `lint` uses one core, the tests the other one and then both.
+lint:
 	$(PY) -m ruff format --check src tests bench scripts
 	$(PY) -m ruff check src tests bench scripts
 	$(PY) -m mypy
 	$(VENV)/bin/basedpyright --pythonpath $(PY)
-	$(PY) -m pytest -n $(JOBS) -q -m "not slow"
+
+quick:
+	$(PY) -m pytest -n $(TEST_JOBS) -q -m "not slow" $(if $(ALL),,$$($(PY) -m tests.changes $(SINCE)))
 
 goldens: setup  ## compare what each node sends in 200 seeds of each swarm with stored digests
 	$(PY) -m tests.goldens
@@ -84,8 +93,8 @@ services:
 	scripts/services.sh
 
 # The tests start Spark many times: this takes 40 seconds, and makes each start 5 seconds faster.
-$(CLASSES): $(INSTALLED) scripts/warm_spark.py
-	$(PY) scripts/warm_spark.py
+$(CLASSES): $(INSTALLED) scripts/warm_spark.py scripts/java_classes.py
+	$(PY) -m scripts.warm_spark
 
 # Compiling the kernels takes seconds; after this, no test, run or server waits for it.
 $(WARM): $(INSTALLED) $(wildcard src/surecast/columns/*.py)

@@ -1,14 +1,14 @@
 """For tests only: make Spark start in little more than half the time.
 
-    .venv/bin/python scripts/warm_spark.py
+    .venv/bin/python -m scripts.warm_spark
 
 The product does not use this script, because it changes installed packages.
 
 A new JVM spends its first seconds on loading Spark's classes. Java can store loaded classes in
 a file and map that file at the next start ("class data sharing"). This script creates such a file,
-about 200 MB, in the virtual environment. `tests/java.py` passes `java_options()` to every JVM that
-the tests start. The file is valid for this Java and these jars only; another JVM ignores it without
-a message.
+about 200 MB, in the virtual environment. `java_classes.py` has its path and options for a JVM;
+`tests/java.py` passes these to every JVM that the tests start. The file is valid for this Java and
+these jars only; another JVM ignores it without a message.
 
 Every Python process that Spark starts imports PySpark from a zip of sources, and compiles them each
 time. So this script adds the compiled modules to that zip of the installed PySpark. Another version
@@ -32,24 +32,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from zipfile import ZIP_DEFLATED, ZipFile
 
+from scripts import java_classes
 from surecast.errors import SurecastError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["CLASSES", "compile_zip", "java_options", "make_classes", "wait_until_made", "zips"]
+__all__ = ["compile_zip", "make_classes", "wait_until_made", "zips"]
 
-CLASSES: Final = Path(sys.prefix) / "share" / "surecast" / "spark-classes.jsa"
-_SILENT: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off"  # no messages about an invalid file
 _LIGHT: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 EXIT_S: Final = 120.0
 _UNCHECKED: Final = 1  # flag of compiled code: Python does not compare it with its source
 _UNUSED: Final = ("pyspark/ml/", "pyspark/mllib/", "pyspark/pandas/")
-
-
-def java_options() -> str:
-    """Options for a JVM of Spark. Empty without the file: Java would then not map its own one."""
-    return f"-XX:SharedArchiveFile={CLASSES} {_SILENT}" if CLASSES.exists() else ""
 
 
 def wait_until_made() -> None:
@@ -59,7 +53,7 @@ def wait_until_made() -> None:
 
 
 def _lock() -> Path:
-    return CLASSES.with_suffix(".lock")
+    return java_classes.CLASSES.with_suffix(".lock")
 
 
 def zips() -> list[Path]:
@@ -128,15 +122,16 @@ def make_classes() -> None:
     """Create the file: run a session that uses what our jobs use, and store its classes."""
     from surecast.pipeline.session import spark_session
 
-    part = CLASSES.with_suffix(f".{os.getpid()}")
-    os.environ["SPARK_SUBMIT_OPTS"] = f"-XX:ArchiveClassesAtExit={part} {_LIGHT} {_SILENT}"
-    CLASSES.unlink(missing_ok=True)
+    part = java_classes.CLASSES.with_suffix(f".{os.getpid()}")
+    options = f"-XX:ArchiveClassesAtExit={part} {_LIGHT} {java_classes.SILENT}"
+    os.environ["SPARK_SUBMIT_OPTS"] = options
+    java_classes.CLASSES.unlink(missing_ok=True)
     try:
         with tempfile.TemporaryDirectory(prefix="surecast-") as folder:
             spark = spark_session("local[2]", conf={"spark.sql.shuffle.partitions": "2"})
             _do_a_little(spark, Path(folder))
             _end(spark)
-        part.replace(CLASSES)  # at once: a JVM that maps an incomplete file crashes
+        part.replace(java_classes.CLASSES)  # at once: a JVM that maps an incomplete file crashes
     finally:
         part.unlink(missing_ok=True)
 
@@ -181,13 +176,12 @@ def _end(spark: SparkSession) -> None:
     gateway.shutdown()
     process.stdin.close()
     if process.wait(EXIT_S):
-        raise SurecastError(
-            f"Java ended with {process.returncode}: is there room in {CLASSES.parent}?"
-        )
+        folder = java_classes.CLASSES.parent
+        raise SurecastError(f"Java ended with {process.returncode}: is there room in {folder}?")
 
 
 def main() -> None:
-    CLASSES.parent.mkdir(parents=True, exist_ok=True)
+    java_classes.CLASSES.parent.mkdir(parents=True, exist_ok=True)
     with _lock().open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         for found in zips():

@@ -2,7 +2,7 @@
 
 import os
 
-from scripts.warm_spark import java_options
+from scripts.java_classes import java_options
 
 __all__ = ["set_java_options"]
 

@@ -83,6 +83,7 @@ def serve(place: Path) -> set[str]:
     return set(lines)
 
 
+@pytest.mark.slow
 def test_a_user_without_a_home_caches_kernels_in_a_private_folder(place: Path) -> None:
     set_modes(place / "site", 0o555)
     (place / "tmp").chmod(0o1777)
@@ -112,6 +113,7 @@ def test_kernels_that_came_with_the_package_are_read_from_it(place: Path) -> Non
     assert serve(place) == {first.replace("0", "1", 1)}
 
 
+@pytest.mark.slow
 def test_kernels_are_compiled_although_no_folder_can_cache_them(place: Path) -> None:
     set_modes(place / "site", 0o555)
     (place / "tmp").chmod(0o777)  # anybody could replace our folder in it

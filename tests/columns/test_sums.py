@@ -53,6 +53,7 @@ def test_different_rows_have_different_sums(rows: list[Row], others: list[Row]) 
     assert total(rows) != total(rows, "another stream")
 
 
+@pytest.mark.slow
 def test_slightly_different_rows_have_different_sums() -> None:
     base: list[Row] = [(b"k%d" % (n % 5), b"value %06d" % n, b"t%d" % (n % 3)) for n in range(3000)]
     wanted, rng = total(base), Random(5)

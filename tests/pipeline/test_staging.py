@@ -483,6 +483,7 @@ def index_of(log: Log) -> RetentionIndex:
     return index
 
 
+@pytest.mark.slow
 def test_a_staging_stream_does_not_grow_with_the_batches() -> None:
     state = SinkState(Random(3))
     named = [Spark(state.beside(f"named-{n}"), 1) for n in range(5)]

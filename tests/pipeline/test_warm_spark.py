@@ -10,6 +10,7 @@ from zipfile import ZipFile
 
 import pytest
 
+from scripts import java_classes
 from scripts import warm_spark as warm
 from surecast.pipeline.session import find_java
 from tests import java
@@ -20,23 +21,23 @@ if TYPE_CHECKING:
 
 
 def test_a_session_maps_the_class_archive(spark: "SparkSession") -> None:
-    if not warm.CLASSES.exists():
+    if not java_classes.CLASSES.exists():
         lack("no file of Java's classes: scripts/warm_spark.py makes it")
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     pid = jvm.java.lang.ProcessHandle.current().pid()
-    assert str(warm.CLASSES) in Path(f"/proc/{pid}/maps").read_text()
+    assert str(java_classes.CLASSES) in Path(f"/proc/{pid}/maps").read_text()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a class archive" * 1000])
 def test_java_starts_silently_if_the_archive_is_missing_or_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
 ) -> None:
-    monkeypatch.setattr(warm, "CLASSES", tmp_path / "classes.jsa")
+    monkeypatch.setattr(java_classes, "CLASSES", tmp_path / "classes.jsa")
     if content is not None:
-        warm.CLASSES.write_bytes(content)
-    options = warm.java_options().split()
-    assert (f"-XX:SharedArchiveFile={warm.CLASSES}" in options) == (content is not None)
+        java_classes.CLASSES.write_bytes(content)
+    options = java_classes.java_options().split()
+    assert (f"-XX:SharedArchiveFile={java_classes.CLASSES}" in options) == (content is not None)
     plain, with_file = (
         subprocess.run(
             [find_java() / "bin" / "java", *words, "-version"], capture_output=True, text=True
@@ -52,16 +53,16 @@ def test_java_starts_silently_if_the_archive_is_missing_or_invalid(
 def test_the_archive_is_passed_to_java_once_it_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm, "CLASSES", tmp_path / "classes.jsa")
+    monkeypatch.setattr(java_classes, "CLASSES", tmp_path / "classes.jsa")
     for name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
         monkeypatch.setenv(name, "")  # restored afterwards
     monkeypatch.setattr(java, "_BY_USER", dict.fromkeys(java._BY_USER))
     for there in (False, True):
         java.set_java_options()
         options = os.environ["SPARK_SUBMIT_OPTS"].split()
-        assert (f"-XX:SharedArchiveFile={warm.CLASSES}" in options) == there
+        assert (f"-XX:SharedArchiveFile={java_classes.CLASSES}" in options) == there
         assert "-XX:TieredStopAtLevel=1" in options
-        warm.CLASSES.write_bytes(b"")
+        java_classes.CLASSES.write_bytes(b"")
     monkeypatch.setattr(java, "_BY_USER", {**java._BY_USER, "SPARK_SUBMIT_OPTS": "-Xmx1g"})
     java.set_java_options()
     assert os.environ["SPARK_SUBMIT_OPTS"] == "-Xmx1g"
@@ -70,7 +71,7 @@ def test_the_archive_is_passed_to_java_once_it_exists(
 def test_other_processes_wait_while_the_archive_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm, "CLASSES", tmp_path / "share" / "classes.jsa")
+    monkeypatch.setattr(java_classes, "CLASSES", tmp_path / "share" / "classes.jsa")
     warm.wait_until_made()  # returns at once if nobody creates it
     begun, may_end, done = Event(), Event(), Event()
 

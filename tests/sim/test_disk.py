@@ -174,7 +174,7 @@ class Model(RuleBasedStateMachine):
         assert sorted(self.disk.logs()) == sorted(log for log, held in self.logs.items() if held)
 
 
-TestModel = Model.TestCase
+TestModel = pytest.mark.slow(Model.TestCase)
 TestModel.settings = settings(max_examples=150, stateful_step_count=30)
 
 

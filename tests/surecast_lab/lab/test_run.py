@@ -41,6 +41,7 @@ def test_a_run_leaves_rows_summary_figure_and_verdict(tmp_path):
     assert verdict.wall_s >= 0
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_rows_as_a_loop(tmp_path):
     for jobs in (1, 2):
         run(TOY, quiet, tmp_path / str(jobs), seeds=(1, 2), where=Where(jobs=jobs))

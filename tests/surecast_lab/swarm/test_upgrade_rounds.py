@@ -66,6 +66,7 @@ def test_a_round_finds_built_in_faults(
 # ------------------------------------------------------------ the parts of a round
 
 
+@pytest.mark.slow
 def test_a_process_without_a_protocol_has_it_after_its_upgrade(tmp_path: Path) -> None:
     with ProcessCluster(tmp_path, 1, {"r": 1}, clients=0, without=(PROTOCOL,)) as cluster:
         assert PROTOCOL not in cluster.server("r-1").roles
