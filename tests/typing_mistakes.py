@@ -16,7 +16,7 @@ surecast.connect(7400)  # type: ignore[arg-type]  # pyright: ignore[reportArgume
 surecast.connect(toke="")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 surecast.local(start="force")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 surecast.keep_last("7")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-surecast.keep_for(60)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+surecast.keep_for("60")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 surecast.before_seq(b"7")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 surecast.before_time("2026")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 surecast.key_is("user:42")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

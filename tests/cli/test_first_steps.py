@@ -4,10 +4,13 @@ import json
 import os
 import signal
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from numba.core import caching
 from tests.server.processes import (
     COMMAND,
     WAIT_S,
@@ -18,6 +21,9 @@ from tests.server.processes import (
     surecast,
     wait_for,
 )
+
+from surecast import columns
+from surecast.cli import up
 
 pytestmark = pytest.mark.slow
 
@@ -142,3 +148,34 @@ def test_a_server_logs_that_it_compiles_and_ends_at_once_on_ctrl_c(
         first = json.loads(served.err.read_text().splitlines()[0])
         assert (first["logger"], first["level"]) == ("surecast.kernels", "warning")
         assert "Traceback" not in served.said()
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["NUMBA_CACHE_DIR", "home"])
+def test_only_kernels_of_this_installation_count_as_compiled(
+    given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "columns"
+    package.mkdir(parents=True)
+    source = package / "kernels.py"
+    source.write_text("")
+    cache = tmp_path / "cache" if given else tmp_path / ".cache" / "numba"
+    monkeypatch.setattr(columns, "__path__", [str(package)])
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    if given:
+        monkeypatch.setenv("NUMBA_CACHE_DIR", str(cache))
+    version = f"py{sys.version_info.major}{sys.version_info.minor}"
+    of_another = cache / "columns_0123456789"
+    locator = caching.UserProvidedCacheLocator.get_suitable_cache_subpath(str(source))
+    ours = cache / locator
+    for folder in (of_another, ours):
+        assert not up.kernels_are_compiled()
+        folder.mkdir(parents=True)
+        (folder / f"kernels.find-10.{version}.nbi").write_text("")
+    assert up.kernels_are_compiled()
+    os.utime(ours / f"kernels.find-10.{version}.nbi", (1, 1))  # older than the source
+    assert not up.kernels_are_compiled()
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / f"kernels.find-10.{version}.nbi").write_text("")
+    assert up.kernels_are_compiled()

@@ -87,6 +87,8 @@ def test_rows_of_events_and_voids_cover_every_position() -> None:
             table.validate(full=True)
             assert table.schema == SCHEMA_WITH_VOIDS
             assert covered(table) == list(range(1, 521))
+            voids = table.column("kind").to_pylist().count("void")
+            assert voids > 0
             events = [e async for e in stream.subscribe(1, stop="latest", voids=True)]
             assert {e.kind for e in events} == {"event", "void"}
             assert [row(e) for e in events] == table.select(COLUMNS).to_pylist()
@@ -94,6 +96,11 @@ def test_rows_of_events_and_voids_cover_every_position() -> None:
             async for batch in stream.subscribe(1, stop="latest", voids=True).batches():
                 found.append(batch)
             assert pa.Table.from_batches(found).to_pylist() == table.to_pylist()
+            for subscribed, called in ((False, True), (True, False)):  # the call decides
+                sub = stream.subscribe(1, stop="latest", voids=subscribed)
+                found = [batch async for batch in sub.batches(voids=called)]
+                assert sum(b.num_rows for b in found) == table.num_rows - (0 if called else voids)
+                assert ("kind" in found[0].schema.names) == called
             manual = stream.subscribe(1, stop="latest", voids=True, name="m", ack="manual")
             first = await anext(manual.batches())
             await manual.ack(first)

@@ -174,14 +174,21 @@ def test_a_void_has_its_reason(reason: int, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "argument"),
-    [("keep_last", 0), ("keep_last", 1.5), ("keep_last", True), ("keep_for", 60),
-     ("keep_for", timedelta(0)), ("before_seq", -1), ("before_seq", "1"), ("key_is", "text"),
+    [("keep_last", 0), ("keep_last", 1.5), ("keep_last", True), ("keep_for", "1h"),
+     ("keep_for", timedelta(0)), ("keep_for", 0), ("keep_for", True),
+     ("keep_for", float("nan")), ("keep_for", float("inf")), ("keep_for", 1e300),
+     ("before_seq", -1), ("before_seq", "1"), ("key_is", "text"),
      ("key_prefix", None), ("tag_is", 1), ("before_time", 5),
      ("before_time", datetime(2026, 1, 1))],
 )  # fmt: skip
 def test_rules_refuse_invalid_arguments(rule: str, argument: Any) -> None:
     with pytest.raises(UsageError):
         getattr(surecast, rule)(argument)
+
+
+def test_keep_for_takes_seconds_or_a_timedelta() -> None:
+    assert surecast.keep_for(60) == surecast.keep_for(timedelta(minutes=1))
+    assert surecast.keep_for(0.5) == surecast.keep_for(timedelta(milliseconds=500))
 
 
 def test_times_are_converted_with_their_time_zones() -> None:

@@ -1,5 +1,7 @@
 """The handshake: which peers are accepted, and which reason refused peers get."""
 
+import re
+
 import pytest
 from tests.runtime.stage import Ping, Stage, numbers, on_loops, play, until
 from tests.runtime.test_tcp import Caller
@@ -88,6 +90,7 @@ def test_a_refused_node_logs_the_reason_and_reports_peer_down(
             await until(lambda: a.machine.of(PeerDown))
             assert a.counters["refused_by_peer"] == 1
             assert "refused by b: 'wrong token'" in caplog.text
+            assert re.search(r"refusing '\w+' at \('127.0.0.1', \d+\): 'wrong token'", caplog.text)
             await stage.add("c", credential="ours")
             stage.do("a", Send("c", Ping(2)))
             await until(lambda: numbers(stage.machine("c")) == [2])

@@ -1,5 +1,6 @@
 """`surecast up`: run a complete deployment of real processes on this machine until Ctrl-C."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -76,17 +77,27 @@ def up(
 
 
 def kernels_are_compiled() -> bool:
-    """Whether one of the usual folders has compiled kernels, perhaps of another version."""
+    """Whether a cache of numba has kernels of this installation and this Python.
+
+    numba itself takes too long to import for this question. Outside the package its caches have a
+    folder for each folder of sources, named by a hash of the path.
+    """
     from surecast import columns
 
-    folders = [
-        Path(columns.__path__[0]) / "__pycache__",
-        Path(os.path.expanduser("~/.cache/numba")),
-        Path(tempfile.gettempdir()) / f"surecast-numba-{os.geteuid()}",
+    package = Path(columns.__path__[0]).absolute()
+    folder = f"{package.name}_{hashlib.sha1(str(package).encode()).hexdigest()}"
+    places = [
+        package / "__pycache__",
+        Path(os.path.expanduser("~/.cache/numba")) / folder,
+        Path(tempfile.gettempdir()) / f"surecast-numba-{os.geteuid()}" / folder,
     ]
     if given := os.environ.get("NUMBA_CACHE_DIR"):
-        folders = [Path(given)]
-    return any(any(folder.rglob("kernels.*.nbi")) for folder in folders)
+        places = [package / "__pycache__", Path(given) / folder]
+    changed_s = (package / "kernels.py").stat().st_mtime
+    pattern = f"kernels.*.py{sys.version_info.major}{sys.version_info.minor}.nbi"
+    return any(
+        index.stat().st_mtime >= changed_s for place in places for index in place.glob(pattern)
+    )
 
 
 def compile_kernels() -> None:
@@ -130,7 +141,9 @@ def _wait_ready(cluster: "Cluster") -> None:
 
     try:
         with Bar("starting", len(cluster.nodes)) as bar:
-            cluster.wait_ready(READY_S_MAX, lambda done, total: bar.update(done, "ready", total))
+            cluster.wait_ready(
+                READY_S_MAX, lambda done, total: bar.update(done, "servers ready", total)
+            )
     except ClusterError as problem:
         _say(f"surecast: {problem}")
         raise typer.Exit(1) from None

@@ -197,8 +197,8 @@ class Client:
         except TimeoutError:
             left = self._unacknowledged
             raise Closed(
-                f"closed with {left} batches not acknowledged after "
-                f"{timeout_s:g} s: they may or may not be published"
+                f"closed with {left} {'batch' if left == 1 else 'batches'} not acknowledged after "
+                f"{timeout_s:g} s: {'it' if left == 1 else 'they'} may or may not be published"
             ) from None
 
     async def _stop(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
 _MOST: Final = (1 << 62) - 1
 _LATEST: Final = _EPOCH + timedelta(microseconds=_MOST // 1000)  # in the year 2116
 
@@ -58,13 +60,17 @@ def keep_last(n: int) -> Policy:
     return KeepLast(n)
 
 
-def keep_for(age: timedelta) -> Policy:
-    """Keep events for at least `age`: `keep_for(timedelta(hours=1))`."""
+def keep_for(age: timedelta | float) -> Policy:
+    """Keep events for at least `age`, a timedelta or seconds: `keep_for(timedelta(hours=1))`."""
+    given = age
+    most = _LATEST - _EPOCH
+    if isinstance(age, int | float) and not isinstance(age, bool) and math.isfinite(age):
+        age = timedelta(seconds=age) if abs(age) < most.total_seconds() else most + _MICROSECOND
     if not isinstance(age, timedelta) or age <= timedelta(0):
-        raise UsageError(f"keep_for takes a positive timedelta, not {age!r}")
-    if age > _LATEST - _EPOCH:
-        raise UsageError(f"keep_for takes at most {(_LATEST - _EPOCH).days:,} days, not {age!r}")
-    return KeepFor(age // timedelta(microseconds=1) * 1000)
+        raise UsageError(f"keep_for takes a positive timedelta or seconds, not {shown(given)}")
+    if age > most:
+        raise UsageError(f"keep_for takes at most {most.days:,} days, not {shown(given)}")
+    return KeepFor(age // _MICROSECOND * 1000)
 
 
 def latest_per_key() -> Policy:

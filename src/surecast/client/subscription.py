@@ -117,18 +117,18 @@ class Subscription:
             if not await buffer.next_rows(self._timeout_s):
                 return
 
-    def batches(self) -> AsyncIterator[pa.RecordBatch]:
+    def batches(self, *, voids: bool | None = None) -> AsyncIterator[pa.RecordBatch]:
         """Whole batches, without a copy: `pyarrow.RecordBatch` of stream, seq, key, value, tag and
         timestamp.
 
             async for batch in stream.subscribe(start=1).batches():
                 total += pc.sum(pc.binary_length(batch.column("value"))).as_py()
 
-        Void positions are left out, so `seq` has gaps. With `voids=True` they are included, and
-        batches have three more columns: `kind` ("event" or "void"), `range` and `reason`. A run of
-        void positions is one row, as in Spark: `seq` is its last position, `range` their number,
-        `reason` why they are void; key, value and tag are null. Events have range 1 and no reason.
-        Together, the rows then cover every position exactly once.
+        Void positions are left out, so `seq` has gaps. With `voids=True`, here or in `subscribe`,
+        they are included, and batches have three more columns: `kind` ("event" or "void"),
+        `range` and `reason`. A run of void positions is one row, as in Spark: `seq` is its last
+        position, `range` their number, `reason` why they are void; key, value and tag are null.
+        Events have range 1 and no reason. Together, the rows then cover every position once.
 
         Lost events raise EventsLost, with their `stream` and `range`, with or without `voids`; the
         next `batches()` continues after them.
@@ -138,13 +138,13 @@ class Subscription:
                 "this subscription is within a batch that is read event by event: continue like "
                 "that, or subscribe again for batches"
             )
-        return self._batches()
+        return self._batches(self._buffer.voids if voids is None else voids)
 
-    async def _batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
+    async def _batches(self, voids: bool) -> AsyncGenerator[pa.RecordBatch, None]:
         from surecast.client.arrow import record_batch_of, record_batch_with_voids
 
         buffer = self._buffer
-        convert = record_batch_with_voids if buffer.voids else record_batch_of
+        convert = record_batch_with_voids if voids else record_batch_of
         deadline = deadline_of(self._timeout_s)
         while (taken := await buffer.next_item(deadline)) is not None:
             progress, item = taken

@@ -503,9 +503,9 @@ class Subscription:
         if buffer.cursor is not None and not buffer.cursor.armed:
             buffer.cursor.moved_elsewhere()
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self, *, voids: bool | None = None) -> Iterator[pa.RecordBatch]:
         """Whole batches; see `surecast.Subscription.batches`."""
-        batches = self._inner.batches()
+        batches = self._inner.batches(voids=voids)
 
         async def fetch() -> pa.RecordBatch | None:
             return await anext(batches, None)

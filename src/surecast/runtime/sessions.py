@@ -247,7 +247,13 @@ class Sessions:
     def refusing(self, connection: Connection, why: str) -> None:
         """Called before we refuse a peer: count, log and end its session."""
         self.counters["refused"] += 1
-        log.warning("%s: refusing %r: %r", self.node.name, self._who(connection), why)
+        log.warning(
+            "%s: refusing %r at %s: %r",
+            self.node.name,
+            self._who(connection),
+            connection.transport.get_extra_info("peername"),
+            why,
+        )
         self._disown(connection)
 
     def _disown(self, connection: Connection) -> None:
