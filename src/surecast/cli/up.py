@@ -92,7 +92,7 @@ def kernels_are_compiled() -> bool:
         Path(tempfile.gettempdir()) / f"surecast-numba-{os.geteuid()}" / folder,
     ]
     if given := os.environ.get("NUMBA_CACHE_DIR"):
-        places = [package / "__pycache__", Path(given) / folder]
+        places = [Path(given) / folder]
     changed_s = (package / "kernels.py").stat().st_mtime
     pattern = f"kernels.*.py{sys.version_info.major}{sys.version_info.minor}.nbi"
     return any(

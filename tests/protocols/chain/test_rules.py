@@ -58,9 +58,9 @@ def duplicate_ack(mutant: type | None) -> list[str]:
     publish(cluster, 1)
     run(cluster, 100 * MS)
     publisher = world.machine("east/pub0")
-    (line,) = publisher.lines.values()
-    if line.waiting:
-        retry = Publish(cluster.streams["s"], line.waiting[0])
+    (queue,) = publisher.queues.values()
+    if queue.waiting:
+        retry = Publish(cluster.streams["s"], queue.waiting[0])
         world.at(world.now_ns, "east/0", Received("east/pub0", retry))
     run(cluster, 50 * MS)
     acked = not cluster.unacknowledged()
@@ -83,8 +83,8 @@ def overtaken_batch(mutant: type | None) -> list[str]:
     world.cut("east/pub0", "east/0")
     publish(cluster, 2)
     run(cluster, 10 * MS)
-    (line,) = publisher.lines.values()
-    sixth = Publish(stream, line.waiting[1])
+    (queue,) = publisher.queues.values()
+    sixth = Publish(stream, queue.waiting[1])
     world.at(world.now_ns, "east/0", Received("east/pub0", sixth))  # by another path
     run(cluster, 50 * MS)
     return heal_and_judge(cluster)

@@ -203,8 +203,8 @@ def forged_acknowledgement(mutant: type | None) -> list[str]:
     settle(cluster)
     world.cut("east", "west")
     publish(cluster, 1, "west/pub0")
-    (line,) = world.machine("west/pub0").lines.values()
-    lie = PubAck(stream, line.publisher, line.waiting[0].pub_no, 4)
+    (queue,) = world.machine("west/pub0").queues.values()
+    lie = PubAck(stream, queue.publisher, queue.waiting[0].pub_no, 4)
     world.at(world.now_ns, "west/0", Received("west/liar", lie))
     run(cluster, 100 * MS)
     world.crash("west/pub0")  # no retry after this
