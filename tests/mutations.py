@@ -465,6 +465,29 @@ class RepeatsChanges(Cursors):
         return replace(super()._latest(name), change=b"")
 
 
+class KeepsPositionsOfDeletedStreams(Cursors):
+    """The positions in a stream stay when it is deleted."""
+
+    def _remove_if_due(self) -> bool:
+        return False
+
+
+class SavesPositionsInDeletedStreams(Cursors):
+    """A holder can save a position in a stream that was deleted before."""
+
+    def _may_save(self, stream: LogId) -> bool:
+        return True
+
+
+class LooksForNoPositions(Cursors):
+    """A new head removes only positions in streams that are deleted from then on."""
+
+    def _remove_if_due(self) -> bool:
+        if self.to_remove is None:
+            self.to_remove = []
+        return super()._remove_if_due()
+
+
 class DeletesOnlyTheName(Cursors):
     """A deletion writes one entry and leaves the entries of the positions in the log."""
 

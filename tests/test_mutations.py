@@ -78,6 +78,11 @@ CAUGHT_BY: dict[str, tuple[str, ...]] = {
         "RepeatsChanges",
         "DeletesOnlyTheName",
     ),
+    "protocols/streams/test_cursors_of_deleted.py": (
+        "KeepsPositionsOfDeletedStreams",
+        "SavesPositionsInDeletedStreams",
+        "LooksForNoPositions",
+    ),
     "protocols/streams/test_locate.py": ("NamesVoidPlaces",),
     "protocols/streams/test_lost_ranges.py": ("ForfeitsReadable",),
     "protocols/streams/test_feeding.py": (
