@@ -465,6 +465,13 @@ class RepeatsChanges(Cursors):
         return replace(super()._latest(name), change=b"")
 
 
+class SendsNoEndEvent(StreamService):
+    """Without D5: a reader that begins after the End event of a deleted stream waits for ever."""
+
+    def end_event(self, stream: LogId) -> list[Batch]:
+        return []
+
+
 class KeepsPositionsOfDeletedStreams(Cursors):
     """The positions in a stream stay when it is deleted."""
 

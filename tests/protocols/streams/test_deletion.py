@@ -4,6 +4,7 @@ D1 no head assigns a position after the End event, also if an earlier head appen
 D2 a retry of an event before the End event is acknowledged, not refused.
 D3 every region gets the End event, also one that was cut off; then the name is free there.
 D4 the name can be used again, under a new id, any number of times.
+D5 a reader that begins after the End event is sent it all the same.
 """
 
 from typing import Any
@@ -19,11 +20,16 @@ from surecast.columns.retention import (
     LatestPerKey,
     encode_policy,
 )
-from surecast.core.endpoint import Offer, Open
+from surecast.core.endpoint import Ended, Offer, Open, ReadRange
 from surecast.core.streams import StreamInfo, StreamSpec
 from surecast.core.types import MS, SECOND
 from surecast.protocols.sprinkler.checks import Record
+from surecast.protocols.sprinkler.config import ClientConfig
+from surecast.protocols.sprinkler.mesh_peer import MeshPeer
+from surecast.protocols.streams.config import SubscriberConfig
 from surecast.protocols.streams.directory import Directory, info_batch
+from surecast.protocols.streams.fetcher import Fetcher
+from surecast.protocols.streams.subscriber import Subscriber
 from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
 from tests.helpers import cluster_of, each_scenario, heal_and_judge, publish, run, wait
@@ -135,7 +141,48 @@ def end_given_by_the_head_before(mutant: type | None) -> list[str]:
     return [] if cluster.failed[0].why == "deleted" else [cluster.failed[0].why]
 
 
+def readers_behind_the_end(mutant: type | None) -> list[str]:
+    """D5: readers that begin after the End event are sent it: it was there before they came, or
+    came later."""
+    cluster = cluster_of({"east": 2}, mutant=mutant)
+    publish(cluster, 3)
+    wait(cluster, lambda: not cluster.unacknowledged())
+    stream, replicas = cluster.streams["s"], cluster.regions["east"]
+    ended: dict[str, int] = {}
+
+    def on_emit(_now_ns: int, name: str, event: Any) -> None:
+        if isinstance(event, Ended):
+            ended[name] = event.end
+
+    def add(when: str) -> None:
+        for start in (5, 100):
+            thin, mesh = f"east/thin.{when}.{start}", f"east/mesh.{when}.{start}"
+            config = ClientConfig(mesh, replicas)
+            cluster.world.add(
+                thin, lambda _, start=start: Subscriber(SubscriberConfig(replicas), {stream: start})
+            )
+            cluster.world.add(
+                mesh,
+                lambda ctx, config=config, start=start: MeshPeer(config, {stream: start}, ctx.rng),
+            )
+            for name in (thin, mesh):
+                cluster.world.on_emit(name, on_emit)
+
+    add("before")
+    run(cluster, SECOND)
+    delete(cluster, "east/pub0")
+    wait(cluster, lambda: is_deleted_everywhere(cluster))
+    add("after")
+    fetcher = "east/fetcher"
+    cluster.world.add(fetcher, lambda _: Fetcher(SubscriberConfig(replicas)))
+    cluster.world.on_emit(fetcher, on_emit)
+    cluster.world.at(cluster.world.now_ns, fetcher, ReadRange(stream, 3, 20))
+    run(cluster, 20 * SECOND)
+    return [] if len(ended) == 9 and set(ended.values()) == {5} else [f"ended: {ended}"]
+
+
 SCENARIOS = [
+    ("behind", readers_behind_the_end, mutations.SendsNoEndEvent),
     ("right-behind", right_behind_the_end, mutations.GivesPositionsBehindTheEnd),
     ("head-before", end_given_by_the_head_before, mutations.KnowsOnlyItsOwnEnd),
 ]

@@ -229,7 +229,10 @@ class Cursors(HandlerMachine):
             self._answer_waiting()
 
     def _is_ahead(self, stream: LogId, seq: int) -> bool:
-        """Whether the position is not here yet. (Position 1 is, if the stream is known.)"""
+        """Whether the position is not here yet. (Position 1 is, if the stream is known. In a
+        deleted stream nothing more is to come.)"""
+        if self.service.is_deleted(stream):
+            return False
         return seq > self.service.end_of(stream) or (
             seq == 1 and not self.service.is_listed(stream)
         )

@@ -253,7 +253,7 @@ class StreamService(HandlerMachine):
         self.pieces_read: dict[tuple[LogId, int, int], list[Batch]] = {}
         self.hole_at = {log: holes[0][0] for log in disk.logs() if (holes := disk.holes(log))}
         self.entries_lost: list[tuple[LogId, int, int]] = []  # of the region's own logs
-        self.serving = Serving(self, Events, config.serves_per_step)
+        self.serving = Serving(self, Events, config.serves_per_step, self.end_event)
 
     def _kept(self, log: LogId) -> Stream:
         info = StreamInfo(log, "", self.config.region, LatestPerKey())
@@ -276,6 +276,13 @@ class StreamService(HandlerMachine):
 
     def is_deleted(self, stream: LogId) -> bool:
         return stream in self.directory.deleted
+
+    def end_event(self, stream: LogId) -> list[Batch]:
+        state = self.streams.get(stream)
+        if state is None or not self.is_ended(state):
+            return []
+        end = self.visible_end(state)
+        return self.readable(stream, end - 1, end) if state.committed == end else []
 
     def committed_end(self, log: LogId) -> int:
         return self.committed.get(log, 1)
@@ -902,6 +909,7 @@ class StreamService(HandlerMachine):
             messages_max=self.config.serves_per_step,
             stops=lambda: peer in self.serving.congested,
             make_lost=RangeLost,
+            end_event=self.end_event,
         )
         self.out += [Send(peer, answer) for answer in answers]
 
