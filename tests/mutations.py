@@ -40,6 +40,7 @@ from surecast.protocols.sprinkler.region_sync import RegionSync
 from surecast.protocols.sprinkler.sources import Copy, PeerRegion
 from surecast.protocols.streams.cursor_log import Cursor, CursorEntry
 from surecast.protocols.streams.cursors import Cursors
+from surecast.protocols.streams.directory import Directory
 from surecast.protocols.streams.messages import (
     Advance,
     Attach,
@@ -463,6 +464,19 @@ class RepeatsChanges(Cursors):
 
     def _latest(self, name: str) -> Cursor:
         return replace(super()._latest(name), change=b"")
+
+
+class _RefusesFormer(Directory):
+    def _is_former(self, stream: LogId) -> bool:
+        return False
+
+
+class RefusesFormerStreams(StreamService):
+    """Without part of D4: a stream whose successor is in the directory is never adopted."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.directory = _RefusesFormer()
 
 
 class SendsNoEndEvent(StreamService):

@@ -34,6 +34,7 @@ CAUGHT_BY: dict[str, tuple[str, ...]] = {
     "protocols/streams/test_deletion.py": (
         "GivesPositionsBehindTheEnd",
         "KnowsOnlyItsOwnEnd",
+        "RefusesFormerStreams",
         "SendsNoEndEvent",
     ),
     "protocols/sprinkler/test_rules.py": (

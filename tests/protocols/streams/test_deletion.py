@@ -21,7 +21,7 @@ from surecast.columns.retention import (
     encode_policy,
 )
 from surecast.core.endpoint import Ended, Offer, Open, ReadRange
-from surecast.core.streams import StreamInfo, StreamSpec
+from surecast.core.streams import DIRECTORY, StreamInfo, StreamSpec
 from surecast.core.types import MS, SECOND
 from surecast.protocols.sprinkler.checks import Record
 from surecast.protocols.sprinkler.config import ClientConfig
@@ -181,7 +181,35 @@ def readers_behind_the_end(mutant: type | None) -> list[str]:
     return [] if len(ended) == 9 and set(ended.values()) == {5} else [f"ended: {ended}"]
 
 
+def a_region_that_lost_the_entry_of_a_deleted_stream(mutant: type | None) -> list[str]:
+    """D4: the directory of a lone replica lost its first entry, of a stream whose name was used
+    again. Another region sends the stream, after its successor."""
+    cluster = cluster_of({"east": 2, "west": 1}, mutant=mutant)
+    publish(cluster, 3)
+    wait(cluster, lambda: cluster.settled())
+    delete(cluster, "east/pub0")
+    wait(cluster, lambda: is_deleted_everywhere(cluster))
+    info = recreate(cluster, "east/pub0")
+    wait(cluster, lambda: streams_at(cluster, "west/0").named("s") == info)
+    run(cluster, SECOND)
+    cluster.world.crash("west/0")
+    cluster.world.disk("west/0").damage(DIRECTORY, 1, 2, "a flipped bit")
+    cluster.world.disk("west/0").sync()
+    cluster.world.restart("west/0")
+    run(cluster, 10 * SECOND)
+    service = streams_at(cluster, "west/0")
+    assert service.named("s") == info
+    assert not cluster.world.machine("west/0").layers["sprinkler"].doubles
+    is_there = service.is_deleted(cluster.streams["s"])
+    return [] if is_there else ["west does not have the deleted stream"]
+
+
 SCENARIOS = [
+    (
+        "entry-lost",
+        a_region_that_lost_the_entry_of_a_deleted_stream,
+        mutations.RefusesFormerStreams,
+    ),
     ("behind", readers_behind_the_end, mutations.SendsNoEndEvent),
     ("right-behind", right_behind_the_end, mutations.GivesPositionsBehindTheEnd),
     ("head-before", end_given_by_the_head_before, mutations.KnowsOnlyItsOwnEnd),
@@ -312,6 +340,26 @@ def test_directory_entries_have_the_same_effect_after_a_restart() -> None:
     assert replayed.by_name == live.by_name == {"s": infos[1]}
 
 
+def test_former_streams_may_be_entered_after_their_successors() -> None:
+    ids = [bytes([n]) * 16 for n in (1, 2, 3)]
+    chain = [b"", *ids]
+    first, second, third = (
+        StreamInfo(id, "s", "a", KeepAll(), before) for id, before in zip(ids, chain, strict=False)
+    )
+    directory = Directory()
+    order = [third, first, second, first]  # the first is refused until the second is known
+    added = [
+        directory.apply(info_batch(info, "c", 0).sequenced(n, 1, 1))
+        for n, info in enumerate(order, start=1)
+    ]
+    assert added == [[third], [], [second], [first]]
+    assert directory.by_name == {"s": third}
+    for info in (first, second):
+        directory.delete(info)
+    assert directory.by_name == {"s": third}
+    assert directory.follows("s") == b""
+
+
 def test_a_truncated_end_event_frees_no_name() -> None:
     info = StreamInfo(bytes(16), "s", "east", KeepAll())
     directory = Directory()
@@ -338,9 +386,10 @@ def test_the_second_of_two_streams_of_one_name_appears_when_the_first_is_deleted
     assert recreate(cluster, "west/pub0") == infos[0]
 
 
-def test_a_deletion_survives_restarts_and_is_reclaimed() -> None:
+@pytest.mark.parametrize("count", [5, 200])
+def test_a_deletion_survives_restarts_and_is_reclaimed(count: int) -> None:
     cluster = cluster_of({"east": 2, "west": 1}, server={"compact_ns": 100 * MS})
-    publish(cluster, 200)
+    publish(cluster, count)
     delete(cluster, "east/pub0")
     wait(cluster, lambda: is_deleted_everywhere(cluster))
     run(cluster, 5 * SECOND)

@@ -167,6 +167,7 @@ class Cursors(HandlerMachine):
         """Committed entries were given up: start with an empty table."""
         if event.log == CURSORS:
             self.stored, self.committed = CursorTable(self.config.cursors_deleted_max), 1
+            self.to_remove, self.removed_end = None, 1
 
     def _on_moved(self, event: LogMoved) -> None:
         start, end = self.committed, event.end

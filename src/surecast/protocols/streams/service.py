@@ -1001,9 +1001,13 @@ class StreamService(HandlerMachine):
         self.feed(stream)
         if stream.quarantined:
             return
-        voids = stream.index.voids
-        # On a full disk any part with void events is worth rewriting.
-        share = 0.0 if self.now_ns < self.full_until_ns else self.config.compact_share
+        voids, is_deleted = stream.index.voids, stream.index.ended > 0
+        if is_deleted:
+            stream.pieces.finish()
+        # On a full disk any part with void events is worth rewriting, and so it is in a deleted
+        # stream.
+        any_part = is_deleted or self.now_ns < self.full_until_ns
+        share = 0.0 if any_part else self.config.compact_share
         if worth := stream.pieces.begin(list(voids.values()), share):
             lo, hi = worth
             clipped = {reason: positions.clip(lo, hi) for reason, positions in voids.items()}
