@@ -306,7 +306,7 @@ class QueryClients:
     def _no_less(self, holder: Holder, positions: dict[LogId, int]) -> None:
         """Check a repeated answer to Attach, perhaps from another head."""
         for stream, seq in holder.start.items():
-            if positions.get(stream, 1) < seq:
+            if positions.get(stream, 1) < seq and stream not in self.ended_ns:
                 self.violations.append(f"{holder.hold.node} was sent back from {seq}")
 
     def _follow(self, holder: Holder, stream: LogId) -> None:

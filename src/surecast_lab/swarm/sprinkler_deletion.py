@@ -3,7 +3,7 @@
 The same regions, publishers, readers and faults as in `sprinkler.py`. Some streams are deleted at a
 random moment by a publisher of any region, while other publishers go on. Some of their names are
 used again, up to twice, by publishers of any region, also at the moment of the deletion. Clients
-hold named subscriptions, which operators reset and delete (`query_clients.py`).
+hold named subscriptions, which operators reset and delete (`query_clients.py`), and read ranges.
 
 At the end every publish before a deletion must be acknowledged and every later one refused as
 deleted, no position may follow the End event, and every replica of every region must know that the
@@ -25,7 +25,13 @@ from surecast.core.endpoint import Open, Opened
 from surecast.core.streams import StreamInfo, StreamSpec
 from surecast.core.types import MS, SECOND
 from surecast.protocols.sprinkler.checks import Record, Tally
-from surecast.protocols.streams.messages import Advance, Attach, CursorDelete, CursorReset
+from surecast.protocols.streams.messages import (
+    Advance,
+    Attach,
+    CursorDelete,
+    CursorReset,
+    ReadRange,
+)
 from surecast.sim.faults import Damage, Fault, RollBack
 from surecast.sim.trace import Trace
 from surecast.sim.world import World
@@ -36,6 +42,7 @@ from surecast_lab.swarm.query_clients import (
     draw_changes,
     draw_query_clients,
 )
+from surecast_lab.swarm.range_readers import draw_ranges
 from surecast_lab.swarm.sprinkler import Plan, Sprinkler
 from surecast_lab.swarm.sprinkler import draw_plan as draw_common
 from surecast_lab.swarm.timeline import Timeline
@@ -46,7 +53,7 @@ __all__ = ["END", "SCENARIO", "Renewal", "SprinklerDeletion", "draw_plan", "run_
 
 END = encode_policy(End())
 OPEN_NS = 200 * MS  # how often a name is opened until it has a new stream
-NEEDED = (Attach, Advance, CursorReset, CursorDelete)
+NEEDED = (Attach, Advance, CursorReset, CursorDelete, ReadRange)
 
 
 class Renewal(msgspec.Struct):
@@ -81,9 +88,10 @@ def draw_plan(seed: int) -> DeletionPlan:
         _draw_renewals(rng, plan, name, common.abroad.owners)
     rng = Random(f"{seed}/named")
     callers = draw_query_clients(rng, places, names, WARM_UP_NS, plan.duration_ns)
-    common.abroad.callers = QueryClientsPlan(callers.holds, [], [])
     changes = draw_changes(rng, callers.holds, WARM_UP_NS, plan.duration_ns)
-    common.abroad.callers.changes = changes
+    records = [*names, *(renewal.record for renewal in plan.renewals)]
+    ranges = draw_ranges(rng, places, records, WARM_UP_NS, plan.duration_ns)
+    common.abroad.callers = QueryClientsPlan(callers.holds, [], [], ranges, changes)
     return plan
 
 
