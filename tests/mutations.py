@@ -449,7 +449,9 @@ class LeavesHolderInPlace(Cursors):
     """A reset moves the cursor but does not expel the holder."""
 
     def _write(self, name: str, entries: list[CursorEntry]) -> None:
-        super()._write(name, [entry for entry in entries if entry.stream or not entry.change])
+        left = [entry for entry in entries if entry.stream or not entry.change]
+        if left:
+            super()._write(name, left)
 
 
 class TakesExpelledHolders(Cursors):

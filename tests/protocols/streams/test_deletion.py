@@ -21,12 +21,13 @@ from surecast.columns.retention import (
     encode_policy,
 )
 from surecast.core.endpoint import Ended, Offer, Open, ReadRange
-from surecast.core.streams import DIRECTORY, StreamInfo, StreamSpec
+from surecast.core.streams import DIRECTORY, StreamDeleted, StreamInfo, StreamSpec
 from surecast.core.types import MS, SECOND
 from surecast.protocols.sprinkler.checks import Record
 from surecast.protocols.sprinkler.config import ClientConfig
 from surecast.protocols.sprinkler.mesh_peer import MeshPeer
 from surecast.protocols.streams.config import SubscriberConfig
+from surecast.protocols.streams.cursors import Cursors
 from surecast.protocols.streams.directory import Directory, info_batch
 from surecast.protocols.streams.fetcher import Fetcher
 from surecast.protocols.streams.subscriber import Subscriber
@@ -435,3 +436,29 @@ def test_void_reason_of_a_deleted_streams_events_is_collected() -> None:
     wait(cluster, lambda: is_deleted_everywhere(cluster))
     index = index_at(cluster, "east/0")
     assert index.void_at(1, index.end) == [(1, 4, COLLECTED)]
+
+
+def test_a_deletion_that_another_layer_s_call_discovers_is_announced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A layer above reads the stream and so has retention index the End event, outside of a step of
+    the service."""
+    announced: list[str] = []
+
+    def on_deleted(layer: Cursors, _event: StreamDeleted) -> None:
+        announced.append(layer.config.name)
+
+    monkeypatch.setattr(Cursors, "_on_stream_deleted", on_deleted)
+    cluster = cluster_of({"east": 2})
+    publish(cluster, 3)
+    wait(cluster, lambda: not cluster.unacknowledged())
+    run(cluster, SECOND)
+    tail = cluster.members("east")[-1].name
+    service, stream = streams_at(cluster, tail), cluster.streams["s"]
+    delete(cluster, "east/pub0")
+    wait(cluster, lambda: service.shown_end(stream) == 5)
+    assert tail not in announced
+    service.voids(stream, 1, 5, 10)
+    assert service.is_deleted(stream)
+    run(cluster, SECOND)
+    assert sorted(announced) == ["east/0", "east/1"]
