@@ -52,7 +52,9 @@ from surecast_lab.swarm.workload import draw_workload
 __all__ = ["END", "SCENARIO", "Renewal", "SprinklerDeletion", "draw_plan", "run_seed"]
 
 END = encode_policy(End())
-OPEN_NS = 200 * MS  # how often a name is opened until it has a new stream
+# How often a name is opened until it has a new stream. Longer than the publisher's `retry_ns`: each
+# answer counts as progress, and a publish without an answer is sent again only without progress.
+OPEN_NS = 1500 * MS
 NEEDED = (Attach, Advance, CursorReset, CursorDelete, ReadRange)
 
 
