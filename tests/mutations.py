@@ -40,6 +40,7 @@ from surecast.protocols.sprinkler.region_sync import RegionSync
 from surecast.protocols.sprinkler.sources import Copy, PeerRegion
 from surecast.protocols.streams.cursor_log import Cursor, CursorEntry
 from surecast.protocols.streams.cursors import Cursors
+from surecast.protocols.streams.directory import Directory
 from surecast.protocols.streams.messages import (
     Advance,
     Attach,
@@ -448,7 +449,9 @@ class LeavesHolderInPlace(Cursors):
     """A reset moves the cursor but does not expel the holder."""
 
     def _write(self, name: str, entries: list[CursorEntry]) -> None:
-        super()._write(name, [entry for entry in entries if entry.stream or not entry.change])
+        left = [entry for entry in entries if entry.stream or not entry.change]
+        if left:
+            super()._write(name, left)
 
 
 class TakesExpelledHolders(Cursors):
@@ -463,6 +466,49 @@ class RepeatsChanges(Cursors):
 
     def _latest(self, name: str) -> Cursor:
         return replace(super()._latest(name), change=b"")
+
+
+class _RefusesFormer(Directory):
+    def _is_former(self, stream: LogId) -> bool:
+        return False
+
+
+class RefusesFormerStreams(StreamService):
+    """Without part of D4: a stream whose successor is in the directory is never adopted."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.directory = _RefusesFormer()
+
+
+class SendsNoEndEvent(StreamService):
+    """Without D5: a reader that begins after the End event of a deleted stream waits for ever."""
+
+    def end_event(self, stream: LogId) -> list[Batch]:
+        return []
+
+
+class KeepsPositionsOfDeletedStreams(Cursors):
+    """The positions in a stream stay when it is deleted."""
+
+    def _remove_if_due(self) -> bool:
+        return False
+
+
+class SavesPositionsInDeletedStreams(Cursors):
+    """A holder can save a position in a stream that was deleted before."""
+
+    def _may_save(self, stream: LogId) -> bool:
+        return True
+
+
+class LooksForNoPositions(Cursors):
+    """A new head removes only positions in streams that are deleted from then on."""
+
+    def _remove_if_due(self) -> bool:
+        if self.to_remove is None:
+            self.to_remove = []
+        return super()._remove_if_due()
 
 
 class DeletesOnlyTheName(Cursors):

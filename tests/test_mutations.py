@@ -34,6 +34,8 @@ CAUGHT_BY: dict[str, tuple[str, ...]] = {
     "protocols/streams/test_deletion.py": (
         "GivesPositionsBehindTheEnd",
         "KnowsOnlyItsOwnEnd",
+        "RefusesFormerStreams",
+        "SendsNoEndEvent",
     ),
     "protocols/sprinkler/test_rules.py": (
         "IgnoresMovedTails",
@@ -77,6 +79,11 @@ CAUGHT_BY: dict[str, tuple[str, ...]] = {
         "TakesExpelledHolders",
         "RepeatsChanges",
         "DeletesOnlyTheName",
+    ),
+    "protocols/streams/test_cursors_of_deleted.py": (
+        "KeepsPositionsOfDeletedStreams",
+        "SavesPositionsInDeletedStreams",
+        "LooksForNoPositions",
     ),
     "protocols/streams/test_locate.py": ("NamesVoidPlaces",),
     "protocols/streams/test_lost_ranges.py": ("ForfeitsReadable",),

@@ -7,6 +7,7 @@ import pytest
 from tests.storage.stores import LOG, OTHER, Driver, batch, compact, small
 from typer.testing import CliRunner
 
+import surecast
 from surecast.cli import log as log_module
 from surecast.cli.log import log
 from surecast.core.types import Append, SaveState
@@ -54,6 +55,21 @@ def test_info_shows_streams_positions_and_states(folder: Path) -> None:
     assert long["time_last_ns"] == 39 * SECOND
     assert store["states"] == {"s": 5}
     assert store["lives"] == 1
+
+
+def test_info_shows_which_stream_of_a_name_is_deleted(tmp_path: Path) -> None:
+    with surecast.sync.local(data_dir=tmp_path) as client:
+        for _ in range(2):
+            stream = client.stream("orders")
+            stream.publish_many([b"a", b"b"])
+            stream.delete()
+        client.stream("orders").publish(b"new")
+    lines = call("info", str(tmp_path)).splitlines()
+    shown = [line.split()[2:] for line in lines if line.startswith("  orders")]
+    assert sorted(shown) == [[], ["(deleted)"], ["(deleted)"]]
+    stores = json.loads(call("info", "--json", str(tmp_path)))["stores"]
+    assert sum(stream["deleted"] for store in stores for stream in store["streams"]) == 2
+    assert call("verify", str(tmp_path)).count("all right") == 2
 
 
 def test_info_accepts_a_folder_that_contains_stores(folder: Path) -> None:

@@ -168,3 +168,121 @@ def test_a_bounded_read_of_several_streams_ends_if_one_is_deleted() -> None:
             assert rest == [("s.b", 3), ("s.b", 4)]
 
     play(scenario)
+
+
+@pytest.mark.parametrize("start", [4, 100])
+@pytest.mark.parametrize("kind", ["thin", "mesh", "named", "nakcast"])
+def test_a_subscription_that_begins_after_the_end_of_a_deleted_stream_ends(
+    kind: str, start: int
+) -> None:
+    """The stream ends at position 4; the deletion happens before or after the subscription."""
+
+    async def scenario() -> None:
+        async with (
+            Regions({"": "east"}, east=2) as regions,
+            regions.client("east", mesh=kind == "mesh") as client,
+        ):
+            options: dict[str, Any] = {"delivery": "nakcast"} if kind == "nakcast" else {}
+            stream = await client.stream("s", **options)
+            await stream.publish_many([b"a", b"b"])
+            name: dict[str, Any] = {"name": "app"} if kind == "named" else {}
+            early = stream.subscribe(start=start, **name)
+            pattern = client.subscribe("*", start=start, stop=start + 5)
+            await pattern.ready()
+            if kind != "named":  # which is ready when the region has that position
+                await early.ready()
+            assert await stream.delete() == 3
+            with pytest.raises(StreamDeleted):
+                await early.next(timeout=20)
+            with pytest.raises(StopAsyncIteration):
+                await pattern.next(timeout=20)
+            await early.close()
+            name = {"name": "app2"} if kind == "named" else {}
+            with pytest.raises(StreamDeleted):
+                await stream.subscribe(start=start, **name).next(timeout=20)
+
+    play(scenario)
+
+
+def test_a_bounded_read_after_the_end_of_a_deleted_stream_ends() -> None:
+    async def scenario() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream("s")
+            await stream.publish_many([b"a", b"b"])
+            await stream.delete()
+            with pytest.raises(StreamDeleted):
+                await stream.read(start=10, stop=20, timeout=20)
+            assert (await stream.read(start=1, stop=3)).num_rows in (0, 2)
+
+    play(scenario)
+
+
+def test_a_subscription_of_other_streams_continues_when_one_ends_before_its_start() -> None:
+    async def scenario() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream, other = await client.stream("s.a"), await client.stream("s.b")
+            await stream.publish(b"x")
+            sub = await client.subscribe("s.*", start=5, voids=True).ready()
+            await stream.delete()
+            await other.publish_many([b"%d" % n for n in range(1, 7)])
+            assert [(await anext(sub)).value for _ in range(2)] == [b"5", b"6"]
+            again = await client.stream("s.a")
+            await again.publish(b"new")
+            event = await sub.next(timeout=20)
+            assert (event.stream, event.seq, event.value) == ("s.a", 1, b"new")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("name", ["s", "orders"])
+@pytest.mark.parametrize("copied", [False, True], ids=["event", "copy"])
+def test_an_event_of_a_deleted_stream_is_not_acknowledged_in_its_successor(
+    name: str, copied: bool
+) -> None:
+    async def scenario() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream(name)
+            options: dict[str, Any] = {"name": "app", "ack": "manual"}
+            async with client.subscribe(">", start="earliest", **options) as sub:
+                await stream.publish_many([b"1", b"2", b"3"])
+                old = [await anext(sub) for _ in range(3)]
+                await stream.delete()
+                again = await client.stream(name)
+                await again.publish_many([b"4", b"5", b"6"])
+                new = [await anext(sub) for _ in range(3)]
+                assert [event.seq for event in new] == [1, 2, 3]
+                if copied:
+                    old, new = pickle.loads(pickle.dumps((old, new)))
+                await sub.ack(old[2])
+                assert await position(client) in (None, 1)
+                await sub.ack(new[1])
+                assert await position(client) == 3
+                await sub.ack(old[2])
+                assert await position(client) == 3
+
+    async def position(client: surecast.Client) -> int | None:
+        (info,) = await client.subscriptions()
+        return {at.stream: at.seq for at in info.positions}.get(name)
+
+    play(scenario)
+
+
+def test_a_batch_of_a_deleted_stream_is_not_acknowledged_in_its_successor() -> None:
+    async def scenario() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream("s")
+            options: dict[str, Any] = {"name": "app", "ack": "manual"}
+            async with client.subscribe(">", start="earliest", **options) as sub:
+                batches = sub.batches()
+                await stream.publish_many([b"1", b"2", b"3"])
+                old = await anext(batches)
+                await stream.delete()
+                again = await client.stream("s")
+                await again.publish_many([b"4", b"5", b"6"])
+                new = await anext(batches)
+                await sub.ack(old)
+                await sub.ack(new.slice(0, 2))
+                (info,) = await client.subscriptions()
+                assert [(at.stream, at.seq) for at in info.positions] == [("s", 3)]
+
+    play(scenario)

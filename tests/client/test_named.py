@@ -253,7 +253,7 @@ async def _acknowledges_unread(batchwise: bool) -> None:
         events = await take(stream.subscribe(start=1), 10)
         sub = stream.subscribe(start=1, name="n", ack="manual")
         handed_out: Any = await anext(sub.batches()) if batchwise else (await take(sub, 2))[-1]
-        await until(lambda: sub._buffer.by_name["s"].next == 11, "not all events were received")
+        await until(lambda: sub._buffer.by_name["s"][0].next == 11, "not all events were received")
         for unread in (*events[2:], msgspec.structs.replace(events[9], seq=11)):
             try:
                 await sub.ack(unread)

@@ -242,6 +242,25 @@ def test_only_missing_positions_are_reported_lost(
     play(scenario)
 
 
+def test_the_end_of_a_stream_before_its_start_comes_after_what_was_received() -> None:
+    async def scenario() -> None:
+        bench = BufferWithFakeReader()
+        bench.add(SID, "s", 5)
+        bench.add(OTHER, "t", 1, stop=3)
+        bench.buffer.set_complete()
+        bench.buffer.take_in(SID, (batch(5, 7),))  # of a history that was given up later
+        bench.buffer.take_ended(SID)
+        bench.buffer.take_ended(SID)
+        assert bench.reader.calls[-1] == ("release", SID)
+        bench.buffer.take_in(OTHER, (batch(1, 3, OTHER),))
+        assert await values(bench.buffer, 4) == [5, 6, 1, 2]
+        assert await bench.buffer.next_rows() is False
+        bench.buffer.take_ended(OTHER)
+        assert "s" in bench.buffer.deleted
+
+    play(scenario)
+
+
 def test_a_lost_range_is_reported_before_the_start_time_is_reached() -> None:
     """The times of lost events are unknown, so they are not skipped as too old."""
 

@@ -104,6 +104,23 @@ def test_a_range_beyond_the_end_is_a_short_error() -> None:
     play(scenario)
 
 
+def test_a_range_beyond_the_end_of_a_deleted_stream_is_a_short_error_at_once() -> None:
+    async def scenario() -> None:
+        async with Regions(east=2) as regions:
+            stream = await publish(regions, 10)
+            async with regions.client("east") as client:
+                assert await (await client.stream("s")).delete() == 11
+            async with reader(regions, patience_s=30) as ranges, asyncio.timeout(10):
+                beyond = ranges.read(stream, 5, 20)
+                assert (await anext(beyond))[-1].hi == 12
+                with pytest.raises(ShortError) as short:
+                    await anext(beyond)
+                assert short.value.end == 12
+                assert (await anext(ranges.read(stream, 11, 12)))[-1].hi == 12
+
+    play(scenario)
+
+
 def test_events_beyond_the_end_are_waited_for() -> None:
     async def scenario() -> None:
         async with Regions(east=1) as regions:

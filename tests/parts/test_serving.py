@@ -75,7 +75,8 @@ class Service:
 class FakeServing:
     def __init__(self, messages_max: int = 8, **ends: int) -> None:
         self.service = Service(**ends)
-        self.serving = Serving(self.service, Events, messages_max)
+        self.ended: list[Batch] = []
+        self.serving = Serving(self.service, Events, messages_max, lambda _: self.ended)
 
     def follow(self, peer: str, start: int = 1, stream: LogId = S) -> list[tuple[str, int, int]]:
         out: list[Any] = []
@@ -137,6 +138,18 @@ def test_a_follower_that_has_everything_gets_the_end_of_the_stream() -> None:
     assert bench.serve() == [("a", 15, 20)]
     bench.grows(101)
     assert ("b", 99, 101) in bench.serve()
+
+
+def test_a_follower_that_starts_after_the_end_of_a_deleted_stream_gets_its_end_event() -> None:
+    bench = FakeServing(s=15)
+    bench.follow("a", 14)
+    bench.follow("b", 99)
+    bench.ended = [batch(15, 16)]
+    bench.grows(16)
+    assert bench.serve() == [("a", 15, 16), ("b", 15, 16)]
+    assert bench.writable("a") == []
+    assert bench.follow("c", 16) == [("c", 15, 16)]
+    assert bench.follow("d", 15) == [("d", 15, 16)]  # once
 
 
 def test_an_empty_answer_is_sent_only_on_request() -> None:

@@ -147,7 +147,8 @@ def _stream(one: "StreamInfo", names: dict[bytes, str]) -> list[str]:
         times = f"{_time(one.time_first_ns)} to {_time(one.time_last_ns)}"
     spare = one.rows - one.live
     return [
-        f"  {names.get(one.log, '(not in the directory)')}  {one.log.hex()}",
+        f"  {names.get(one.log, '(not in the directory)')}  {one.log.hex()}"
+        + ("  (deleted)" if one.deleted else ""),
         f"    positions [1, {one.end:,}): {one.live:,} live, {one.void:,} void{_reasons(one)}"
         + (f", {one.unreadable:,} cannot be read" if one.unreadable else "")
         + f"; {times}",

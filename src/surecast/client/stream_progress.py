@@ -51,7 +51,9 @@ class StreamProgress:
         before_ns: int = 0,
     ) -> None:
         self.stream = info.stream_id
-        self.name = info.name
+        # An object of its own, which events of this stream have as `stream`: it distinguishes them
+        # from events of a deleted stream of the same name.
+        self.name = f"{info.name}."[:-1]
         self.reader = reader
         self.next = start  # the first position not received
         self.read = start  # everything below was handed out, and the user has asked for more

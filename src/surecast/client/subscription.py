@@ -7,7 +7,7 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator
 from operator import length_hint
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from surecast.client.events import Event
 from surecast.client.rules import check_position
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Subscription"]
+
+
+_STREAM_ID: Final = b"surecast.stream_id"  # in the metadata of batches of named subscriptions
 
 
 class Subscription:
@@ -152,6 +155,8 @@ class Subscription:
                 raise EventsLost(progress.name, item.lo, item.hi, item.why)
             table = convert(item, progress.name)
             if table is not None:
+                if buffer.named:
+                    table = table.replace_schema_metadata({_STREAM_ID: progress.stream})
                 yield table
                 deadline = deadline_of(self._timeout_s)
 
@@ -183,13 +188,14 @@ class Subscription:
                 if self._task.spec.name is None
                 else "nothing has been read yet: there is nothing to acknowledge"
             )
-        stream, end = _place(item)
-        progress = buffer.by_name.get(stream)
-        if progress is None and end <= buffer.deleted.get(stream, 0):
-            return  # the stream was deleted: there is no position to store
-        if progress is None or end > buffer.handed(progress):
+        stream, end, time_ns, stream_id = _place(item)
+        try:
+            progress = buffer.progress_of(stream, end, time_ns, stream_id)
+        except KeyError:
             buffer.cursor.check()  # if the name is lost, that is the better error
-            raise UsageError(f"{stream} up to {end - 1} was not read by {self!r}")
+            raise UsageError(f"{stream} up to {end - 1} was not read by {self!r}") from None
+        if progress is None:
+            return  # the stream was deleted: there is no position to store
         waited_for = (
             f"position {end} of {stream!r} to be stored for the subscription named "
             f"{buffer.cursor.name!r}; it may be stored later"
@@ -227,16 +233,20 @@ class Subscription:
         await self._close(asyncio.current_task() if problem is None else None)
 
 
-def _place(item: Any) -> tuple[str, int]:
-    """The stream of an event or a batch of events, and the first position after it."""
+def _place(item: Any) -> tuple[str, int, int, bytes]:
+    """The stream of an event or a batch of events, the first position after it, its time, and the
+    id of the stream if it is known."""
+    stream_id = b""
     try:
         if isinstance(item, Event):
-            stream, seq = item.stream, item.seq
+            stream, seq, time_ns = item.stream, item.seq, item.time_ns
         else:
             stream, seq = item.column("stream")[0].as_py(), item.column("seq")[-1].as_py()
+            time_ns = 1_000 * (item.column("timestamp")[-1].value or 0)
+            stream_id = (item.schema.metadata or {}).get(_STREAM_ID, b"")
         check_position("ack", seq)
     except (AttributeError, KeyError, IndexError, TypeError):
         raise UsageError(
             f"ack takes an event or a batch of the subscription, not {item!r}"
         ) from None
-    return stream, seq + 1
+    return stream, seq + 1, time_ns, stream_id

@@ -21,7 +21,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from operator import length_hint
-from typing import Final
+from typing import Final, NamedTuple
 
 from surecast.client.cursor import Cursor
 from surecast.client.events import Event
@@ -49,6 +49,13 @@ IN_TRANSIT: Final = "in transit"  # a `consumer`: the item is on its way to the 
 Item = Batch | Lost
 
 
+class DeletedStream(NamedTuple):
+    """How far a deleted stream was read."""
+
+    end: int
+    time_ns: int  # of its last event
+
+
 class SubscriptionBuffer:
     """The buffer of one subscription (see the module). Use it in the event loop's thread."""
 
@@ -60,9 +67,10 @@ class SubscriptionBuffer:
         self.named = named
         self.manual = manual  # only the user's `ack` acknowledges
         self.single = single  # of one open stream: it ends when the stream is deleted
-        self.deleted: dict[str, int] = {}  # by name: the end up to which a deleted stream was read
+        self.deleted: dict[str, DeletedStream] = {}  # by name: the last one
         self.streams: dict[LogId, StreamProgress] = {}
-        self.by_name: dict[str, StreamProgress] = {}
+        # More than one of a name: the last event of the older one, its deletion, was not read yet.
+        self.by_name: dict[str, list[StreamProgress]] = {}
         self.cursor: Cursor | None = None  # of a named subscription, once it begins
         self.rows: Iterator[Event] = iter(())  # of the batch being read, shared by all iterations
         self.current_event: Event | None = None
@@ -71,7 +79,8 @@ class SubscriptionBuffer:
         self.label = ""  # the name or pattern, for messages
         self.nbytes = 0  # received and not taken out
         self.paused = False  # nothing is followed until the buffer is half empty
-        self._inbox: deque[tuple[StreamProgress, Item]] = deque()
+        # None: the stream has ended before the first position wanted (`take_ended`).
+        self._inbox: deque[tuple[StreamProgress, Item | None]] = deque()
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[bool] | None = None  # result True: timed out
         self._ready: asyncio.Future[None] = self._loop.create_future()
@@ -101,7 +110,8 @@ class SubscriptionBuffer:
             return
         kind = StreamProgress if ordered else UnorderedProgress
         progress = kind(info, reader, start, not_before_ns, stop, before_ns)
-        self.streams[progress.stream] = self.by_name[progress.name] = progress
+        self.streams[progress.stream] = progress
+        self.by_name.setdefault(progress.name, []).append(progress)
         reader.claim(progress.stream, self)
         self._unfinished += 1
         if progress.next >= progress.stop:
@@ -133,6 +143,14 @@ class SubscriptionBuffer:
             self._put_lost(progress, admitted)
             self._look_if_finished(progress)
             self._taken_in()
+
+    def take_ended(self, stream: LogId) -> None:
+        """The stream was deleted, and ends before the first position wanted."""
+        progress = self.streams.get(stream)
+        if progress is not None and not progress.finished and not self.ended:
+            self._finish(progress)
+            self._inbox.append((progress, None))
+            self._wake()
 
     def _put_lost(self, progress: StreamProgress, lost: Lost) -> None:
         self.nbytes += LOST_BYTES
@@ -201,6 +219,7 @@ class SubscriptionBuffer:
         if self._turn_rows >= self.options.turn_rows_max:
             self._turn_rows = 0
             await asyncio.sleep(0)  # yield to other tasks even if the buffer never runs empty
+        self._leave_ended()
         while not self._inbox or self._end is not None:
             if self._end is not None:
                 raise type(self._end)(*self._end.args)
@@ -211,6 +230,7 @@ class SubscriptionBuffer:
                 return None
             self._turn_rows = 0
             await self._wait(deadline)
+            self._leave_ended()
         return self._take_out()
 
     async def _wait(self, deadline: Deadline | None) -> None:
@@ -251,6 +271,7 @@ class SubscriptionBuffer:
 
     def _take_out(self) -> tuple[StreamProgress, Item]:
         progress, item = self._inbox.popleft()
+        assert item is not None  # `_leave_ended` has removed it
         self.current = progress, item.hi
         if isinstance(item, Lost):
             self._turn_rows += 1
@@ -259,12 +280,18 @@ class SubscriptionBuffer:
             self._turn_rows += item.rows or 1
             self.nbytes -= item.nbytes
             if item.kind == CONFIG and is_end(item):
-                self._leave_deleted(progress)
+                self._leave_deleted(progress, item.time_ns)
         if self.paused and self.nbytes <= self.options.buffer_bytes_max // 2:
             self._resume()
         return progress, item
 
-    def _leave_deleted(self, progress: StreamProgress) -> None:
+    def _leave_ended(self) -> None:
+        while self._inbox and self._inbox[0][1] is None:
+            progress, _ = self._inbox.popleft()
+            if progress.stream in self.streams:
+                self._leave_deleted(progress, 0)
+
+    def _leave_deleted(self, progress: StreamProgress, time_ns: int) -> None:
         """Called when the last event of a deleted stream is taken out. A subscription of one stream
         ends; others continue without the stream."""
         if self.single:
@@ -273,10 +300,12 @@ class SubscriptionBuffer:
         if not progress.finished:
             self._finish(progress)
         del self.streams[progress.stream]
-        if self.by_name.get(progress.name) is progress:
+        named = self.by_name[progress.name]
+        named.remove(progress)
+        if not named:
             del self.by_name[progress.name]
         self.deleted.pop(progress.name, None)
-        self.deleted[progress.name] = progress.next
+        self.deleted[progress.name] = DeletedStream(progress.next, time_ns)
         while len(self.deleted) > self.options.streams_max:
             del self.deleted[next(iter(self.deleted))]
         log.info("stream %r was deleted", progress.name)
@@ -302,6 +331,8 @@ class SubscriptionBuffer:
             progress, item = taken
             events = self._events_of(progress, item)
             while len(events) < ROWS_JOINED and self._inbox and self._inbox[0][0] is progress:
+                if self._inbox[0][1] is None:
+                    break
                 events += self._events_of(*self._take_out())
         self.rows = iter(events)
         return True
@@ -364,6 +395,32 @@ class SubscriptionBuffer:
             return progress.read
         end = self.current[1] if self.current_event is None else self.current_event.seq + 1
         return max(progress.read, end)
+
+    def progress_of(
+        self, stream: str, end: int, time_ns: int, stream_id: LogId = b""
+    ) -> StreamProgress | None:
+        """The stream of a position that the user acknowledges: the event before `end`.
+
+        None if that stream was deleted: there is no position to store. Raises KeyError if the
+        position was not read. The name may belong to another stream by now. The event's own
+        `stream` object tells them apart, except in a copy of the event, or if the name has one
+        character (Python has one object for all equal ones). Then the times decide, because no
+        event of a deleted stream is later than its last one.
+        """
+        named = self.by_name.get(stream, ())
+        found = self.streams.get(stream_id)
+        former = self.deleted.get(stream)
+        if found is None and stream_id and former is not None:
+            return None
+        if found is None:
+            found = next((one for one in named if one.name is stream and len(stream) > 1), None)
+        if found is None:
+            if former is not None and end <= former.end and time_ns <= former.time_ns:
+                return None
+            found = next((one for one in named if end <= self.handed(one)), None)
+        if found is None or end > self.handed(found):
+            raise KeyError(stream)
+        return found
 
     def acknowledge(self, progress: StreamProgress, end: int) -> None:
         """The user has acknowledged all positions below `end`."""

@@ -24,6 +24,7 @@ __all__ = [
     "Delivery",
     "Drain",
     "Drop",
+    "Ended",
     "Failed",
     "Follow",
     "Following",
@@ -256,6 +257,17 @@ class Lost(msgspec.Struct, gc=False):
     why: str  # for people
 
 
+class Ended(msgspec.Struct, gc=False):
+    """`stream` was deleted, and ends at `end`, not after the position that is to be delivered next.
+
+    A reader that begins before `end` is delivered the End event instead. May be emitted more than
+    once.
+    """
+
+    stream: LogId
+    end: int
+
+
 # ------------------------------------------------------------ deliveries
 
 
@@ -309,5 +321,5 @@ class Delivery(Protocol):
         are published to the stream service, by the control node that every client has."""
 
     def reader(self, ctx: NodeContext, place: Place) -> Layer | None:
-        """A layer that takes Follow and Unfollow, delivers, and emits Lost. None: the subscriber of
-        the stream service is used."""
+        """A layer that takes Follow and Unfollow, delivers, and emits Lost and Ended. None: the
+        subscriber of the stream service is used."""

@@ -298,6 +298,10 @@ class Streams(Protocol):
     def is_deleted(self, stream: LogId) -> bool:
         """Whether a stream is in the directory and marked as deleted."""
 
+    def end_event(self, stream: LogId) -> list[Batch]:
+        """The End event of a deleted stream, if it is shown to readers; else empty. For readers
+        that begin after it."""
+
     def committed_end(self, log: LogId) -> int:
         """The committed end of a log, whether or not all of it can be shown."""
 

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from surecast.columns.batch import Batch
-from surecast.core.endpoint import Go, Hold, Lost, Place, ReadRange, Short
+from surecast.core.endpoint import Ended, Go, Hold, Lost, Place, ReadRange, Short
 from surecast.core.types import SECOND, LogId
 from surecast.endpoint.discovery import Region
 from surecast.endpoint.options import ClientOptions
@@ -74,6 +74,7 @@ class RangeReader:
         self._nbytes = 0
         self._held = False
         self._short: int | None = None  # `end` of the last Short without progress since
+        self._has_ended = False  # the stream was deleted, and ends there: no position will come
         self._problem: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -113,10 +114,11 @@ class RangeReader:
         """The pieces of [lo, hi), cut at its ends, some at a time.
 
         Raises ShortError if the servers do not have it, StallError if none of them answers, both
-        only after `patience_s`: a region that was cut off may be catching up.
+        only after `patience_s`: a region that was cut off may be catching up. For a deleted stream
+        that ends before the range, ShortError is raised at once.
         """
         self._inbox.clear()
-        self._nbytes, self._held, self._short = 0, False, None
+        self._nbytes, self._held, self._short, self._has_ended = 0, False, None, False
         if lo < hi:
             self.node.give(ReadRange(stream, lo, hi))
         while lo < hi:
@@ -129,7 +131,7 @@ class RangeReader:
         while not self._inbox:
             if self._problem is not None:
                 raise Closed(f"the reader stopped after an internal error: {self._problem!r}")
-            if waited_s >= self._patience_s:
+            if waited_s >= self._patience_s or self._has_ended:
                 raise self._given_up()
             waited_s += await self._wait()
         taken: list[Piece] = []
@@ -188,6 +190,9 @@ class RangeReader:
     def _on_emit(self, event: Any) -> None:
         if isinstance(event, Short):
             self._short = event.end
+        elif isinstance(event, Ended):
+            self._short, self._has_ended = event.end, True
+            self._wake()
         elif isinstance(event, Lost):
             self._take_loss(event)
 

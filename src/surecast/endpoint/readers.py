@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from surecast import registry
 from surecast.columns.batch import Batch
-from surecast.core.endpoint import Delivery, Follow, Lost, Place, Unfollow
+from surecast.core.endpoint import Delivery, Ended, Follow, Lost, Place, Unfollow
 from surecast.core.types import LogId
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.region_link import RegionLink
@@ -25,11 +25,13 @@ __all__ = ["Reader", "Readers", "Taker"]
 
 
 class Taker(Protocol):
-    """Receives the batches and lost ranges of a stream from a reader, in their order."""
+    """Receives the batches, lost ranges and the end of a stream from a reader, in their order."""
 
     def take_in(self, stream: LogId, batches: tuple[Batch, ...]) -> None: ...
 
     def take_lost(self, lost: Lost) -> None: ...
+
+    def take_ended(self, stream: LogId) -> None: ...
 
 
 class Reader:
@@ -50,10 +52,12 @@ class Reader:
             taker.take_in(stream, batches)
 
     def on_emit(self, event: Any) -> None:
-        if isinstance(event, Lost):
+        if isinstance(event, Lost | Ended):
             taker = self.takers.get(event.stream)
-            if taker is not None:
+            if taker is not None and isinstance(event, Lost):
                 taker.take_lost(event)
+            elif taker is not None:
+                taker.take_ended(event.stream)
 
     def claim(self, stream: LogId, taker: Taker) -> None:
         self.takers[stream] = taker

@@ -21,6 +21,7 @@ MakeEvents = Callable[[LogId, tuple[Batch, ...], int], Message]  # stream, batch
 MakeRange = Callable[[LogId, int, int, int, bool, tuple[Batch, ...]], Message]
 # stream, lo, hi, end shown here, whether it is the last message, why
 MakeLost = Callable[[LogId, int, int, int, bool, str], Message]
+EndEvent = Callable[[LogId], list[Batch]]  # stream; empty if it is not deleted
 
 
 class Readable(Protocol):
@@ -42,8 +43,16 @@ class Forfeiting(Readable, Protocol):
 class Serving:
     """The followers of each stream, and the next position to send to each."""
 
-    def __init__(self, service: Readable, make: MakeEvents, messages_max: int) -> None:
+    def __init__(
+        self,
+        service: Readable,
+        make: MakeEvents,
+        messages_max: int,
+        end_event: EndEvent | None = None,
+    ) -> None:
+        """`end_event`: followers that begin after the end of a deleted stream are sent this."""
         self.service = service
+        self.end_event = end_event
         self.make = make
         self.messages_max = messages_max  # to one follower in one call of `serve`
         self.followers: dict[LogId, dict[Peer, int]] = {}  # → the next position to send
@@ -55,7 +64,8 @@ class Serving:
     # ------------------------------------------------------------ followers
 
     def follow(self, stream: LogId, peer: Peer, start: int, out: list[Any]) -> None:
-        """Send a stream from `start` on; if there is nothing to send, send just its end."""
+        """Send a stream from `start` on; if there is nothing to send, send just its end, or the
+        End event if it is deleted."""
         table = self.followers.setdefault(stream, {})
         self.count += peer not in table
         table[peer] = start
@@ -116,6 +126,9 @@ class Serving:
         if self.news:
             self.soon(out)
 
+    def _end_event(self, stream: LogId) -> tuple[Batch, ...]:
+        return () if self.end_event is None else tuple(self.end_event(stream))
+
     def _serve_one(
         self,
         stream: LogId,
@@ -130,6 +143,8 @@ class Serving:
         at, end = table[peer], service.shown_end(stream)
         if not end:
             return  # the stream is not known yet
+        if at >= end and sent is not None and (ended := self._end_event(stream)):
+            out.append(Send(peer, self.make(stream, ended, end)))
         sent = {} if sent is None else sent
         budget, is_readable = self.messages_max, True
         while at < end and peer not in self.congested and budget:
@@ -147,7 +162,7 @@ class Serving:
             out.append(Send(peer, message))
         table[peer] = at
         if idle_answer:
-            out.append(Send(peer, self.make(stream, (), end)))
+            out.append(Send(peer, self.make(stream, self._end_event(stream), end)))
         elif is_readable and at < end and peer not in self.congested:
             self.news[stream] = None
 
@@ -162,12 +177,14 @@ def send_range(
     messages_max: int,
     stops: Callable[[], bool],
     make_lost: MakeLost | None = None,
+    end_event: EndEvent | None = None,
 ) -> list[Message]:
     """Messages with the first part of [lo, hi) (`hi` 0: up to the end); the peer requests the rest.
 
     The first message is made even if the peer's queue is full: the peer sends a request only after
     the last message of the one before. `stops` returns whether to make no further message. Without
-    `make_lost` the range ends at the first hole.
+    `make_lost` the range ends at the first hole. If the range begins after the end of a deleted
+    stream, the answer has its End event, given by `end_event`.
     """
     end_of = service.shown_end if make_lost is None else service.readable_end
     end = end_of(stream)
@@ -193,5 +210,7 @@ def send_range(
             made.append(make(stream, at, max(lo, hi) if lo >= upto else lo, end, is_last, batches))
         if is_last:
             return made
-    made.append(make(stream, lo, max(lo, hi), end_of(stream), True, ()))
+    end = end_of(stream)
+    ended = () if end_event is None or lo < end else tuple(end_event(stream))
+    made.append(make(stream, lo, max(lo, hi), end, True, ended))
     return made

@@ -44,6 +44,7 @@ class StreamInfo:
     journal_bytes: int = 0  # part of `nbytes` that has not moved to segments yet
     unreadable: int = 0  # positions that are neither live nor void, but damaged here
     segments: int = 0
+    deleted: bool = False  # it has an End event
     time_first_ns: int | None = None
     time_last_ns: int | None = None
 
@@ -190,6 +191,7 @@ def _count(stream: StreamInfo, disk: Disk, policy: Policy) -> str:
     except (PeerError, ValueError) as error:
         problem = f"{stream.log.hex()}: no rule applies from position {index.end:,} on: {error}"
     holes = sum(min(hi, index.end) - lo for lo, hi in disk.holes(stream.log) if lo < index.end)
+    stream.deleted = index.ended > 0
     counts = index.counts()
     counts.void[COLLECTED] -= holes
     stream.live = counts.live

@@ -34,7 +34,7 @@ from surecast.core.endpoint import (
 )
 from surecast.core.machine import HandlerMachine, NodeContext
 from surecast.core.roles import Deployment
-from surecast.core.streams import DEFAULT_DELIVERY, StreamSpec
+from surecast.core.streams import DEFAULT_DELIVERY, StreamInfo, StreamSpec
 from surecast.core.types import MS, SECOND, LogId, Machine
 from surecast.protocols.chain.messages import Member
 from surecast.protocols.sprinkler.checks import Offered, Reading, Record, Tally, check
@@ -131,6 +131,9 @@ class Cluster:
         self.failed: list[Failed] = []
         self.refused: dict[str, list[bytes]] = {}  # stream → the values of what failed
         self.unopened: list[Opened] = []  # streams whose creation was refused
+        # Streams that are created again under the name of a deleted one have records of their own:
+        # name → the record of the stream that has the name next.
+        self.renewed: dict[str, str] = {}
         self.refusals: dict[str, str] = {}  # stream that must still be refused → expected reason
         self.publishers: list[str] = []
         self.subscribers: list[str] = []  # all readers except those that left
@@ -379,14 +382,8 @@ class Cluster:
                 del self.refusals[event.name]
             elif event.info is None or event.why or event.name not in self.records:
                 self.unopened.append(event)
-            elif event.name not in self.streams:
-                assert event.info.owner == self.owners[event.name], event.info
-                assert event.info.delivery == self.delivery_of(event.name), event.info
-                self.streams[event.name] = event.info.stream_id
-                self.names[event.info.stream_id] = event.name
-                for reader in self.subscribers:
-                    if reader not in self.clients and self._reads(reader, event.name):
-                        self._follow(reader, event.info.stream_id)
+            else:
+                self._on_opened(self.renewed.get(event.name, event.name), event.info)
         elif isinstance(event, Acked):
             stream = self.names[event.stream]
             values = self.offered[name, stream].pop(0)
@@ -397,6 +394,17 @@ class Cluster:
             self.failed.append(event)
             stream = self.names[event.stream]
             self.refused.setdefault(stream, []).extend(self.offered[name, stream].pop())
+
+    def _on_opened(self, stream: str, info: StreamInfo) -> None:
+        if stream in self.streams or info.stream_id in self.names:
+            return
+        assert info.owner == self.owners[stream], info
+        assert info.delivery == self.delivery_of(stream), info
+        self.streams[stream] = info.stream_id
+        self.names[info.stream_id] = stream
+        for reader in self.subscribers:
+            if reader not in self.clients and self._reads(reader, stream):
+                self._follow(reader, info.stream_id)
 
     def _on_deliver(self, _now_ns: int, name: str, stream: LogId, batches: tuple[Any, ...]) -> None:
         self.readings[name, stream].take(batches)

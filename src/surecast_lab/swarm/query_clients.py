@@ -10,6 +10,8 @@ only the requests and answers, and their times:
   than earlier holders got
 - a holder that was replaced cannot move the cursor with a request sent after its successor was
   answered
+- an operator's reset or deletion fences the holder in the same way; the next holder begins where
+  the reset says, and no position that was acknowledged before comes back
 - the positions that successive holders read cover every position
 - watchers are notified of every stream that matches, and of no other
 - if a time is said to begin at a position, no event before that position is as late as the time;
@@ -20,6 +22,7 @@ Other clients read ranges (`range_readers.py`).
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -31,10 +34,13 @@ from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import KeepFor
 from surecast.core.compose import Composition, compose
 from surecast.core.endpoint import (
+    Answered,
+    DeleteCursor,
     Drop,
     Follow,
     Inquire,
     MoveCursor,
+    ResetCursor,
     TakeCursor,
     WhereIs,
     WhichStreams,
@@ -63,7 +69,15 @@ from surecast.sim.world import World
 from surecast_lab.swarm.cluster import Cluster
 from surecast_lab.swarm.range_readers import RangeRead, RangeReaders
 
-__all__ = ["ONLY_HERE", "Hold", "QueryClients", "QueryClientsPlan", "draw_query_clients"]
+__all__ = [
+    "ONLY_HERE",
+    "Change",
+    "Hold",
+    "QueryClients",
+    "QueryClientsPlan",
+    "draw_changes",
+    "draw_query_clients",
+]
 
 # Messages that servers receive only if there are query clients, or publishers of other regions.
 ONLY_HERE = (
@@ -96,11 +110,22 @@ class Hold(msgspec.Struct):
     deaf: bool  # it ignores the message that it was replaced
 
 
+class Change(msgspec.Struct):
+    """A reset or a deletion of a named subscription by an operator."""
+
+    at_ns: int
+    node: str
+    name: str
+    is_reset: bool
+    force: bool
+
+
 class QueryClientsPlan(msgspec.Struct):
     holds: list[Hold]
     watches: list[tuple[str, str]]  # (node, pattern)
     locates: list[tuple[int, str, str, int]]  # (time of request, node, stream, age of the time)
     ranges: list[RangeRead] = []
+    changes: list[Change] = []
 
 
 def draw_query_clients(
@@ -128,6 +153,22 @@ def draw_query_clients(
         for _ in range(3)
     ]
     return QueryClientsPlan(holds, watches, locates)
+
+
+def draw_changes(rng: Random, holds: list[Hold], start_ns: int, duration_ns: int) -> list[Change]:
+    """Resets and deletions of the subscriptions of these holders."""
+    homes = {hold.name: hold.node.split("/")[0] for hold in holds}
+    return [
+        Change(
+            start_ns + rng.randrange(duration_ns),
+            f"{region}/operator.{name}",
+            name,
+            rng.random() < 0.6,
+            rng.random() < 0.8,
+        )
+        for name, region in homes.items()
+        for _ in range(rng.randint(1, 4))
+    ]
 
 
 @dataclass(slots=True)
@@ -159,6 +200,24 @@ class Holder:
         return sum(asked.answered_ns == NEVER for asked in self.advances.values())
 
 
+@dataclass(slots=True)
+class Changed:
+    """A reset or a deletion, and its answer. `positions` None: it is a deletion."""
+
+    name: str
+    asked_ns: int
+    positions: dict[LogId, int] | None
+    answered_ns: int = NEVER
+    why: str = ""
+
+    @property
+    def may_count(self) -> bool:
+        return not self.why
+
+    def sets(self, stream: LogId) -> bool:
+        return self.positions is None or stream in self.positions
+
+
 class QueryClients:
     """The query clients of a plan in a cluster."""
 
@@ -171,11 +230,17 @@ class QueryClients:
         self.sought: dict[tuple[str, int], tuple[LogId, int]] = {}  # (node, token) → stream, time
         self.found: list[tuple[str, LogId, int, int]] = []  # node, stream, time, position
         self.violations: list[str] = []
+        self.changed: dict[int, Changed] = {}  # by token
+        self.ended_ns: dict[LogId, int] = {}  # streams that are deleted → when that was requested
         self.tokens = ATTACH
         self.ranges = RangeReaders(cluster, plan.ranges)
         world = cluster.world
         for hold in plan.holds:
             world.call(hold.comes_ns, partial(self._come, hold))
+        for node in dict.fromkeys(change.node for change in plan.changes):
+            world.call(0, partial(self._add_operator, node))
+        for change in plan.changes:
+            world.call(change.at_ns, partial(self._change, change))
         for number, node in enumerate(dict.fromkeys(node for node, _ in plan.watches)):
             world.call(number * MS, partial(self._watch, node))
         for at_ns, node, stream, ago_ns in plan.locates:
@@ -220,11 +285,13 @@ class QueryClients:
         self.cluster.gone.append(holder.hold.node)
 
     def _on_answer_to_holder(self, holder: Holder, now_ns: int, _node: str, event: Any) -> None:
+        if not isinstance(event, Answered):
+            return  # of its subscriber
         answer = event.answer
         if isinstance(answer, Attached):
             if answer.why:
                 holder.fenced = True
-                if answer.why != "fenced":
+                if answer.why not in ("fenced", *self._whys(holder.hold.name)):
                     self.violations.append(f"{holder.hold.node} cannot attach: {answer.why}")
             elif holder.answered_ns == NEVER:
                 holder.answered_ns, holder.start = now_ns, answer.positions
@@ -239,7 +306,7 @@ class QueryClients:
     def _no_less(self, holder: Holder, positions: dict[LogId, int]) -> None:
         """Check a repeated answer to Attach, perhaps from another head."""
         for stream, seq in holder.start.items():
-            if positions.get(stream, 1) < seq:
+            if positions.get(stream, 1) < seq and stream not in self.ended_ns:
                 self.violations.append(f"{holder.hold.node} was sent back from {seq}")
 
     def _follow(self, holder: Holder, stream: LogId) -> None:
@@ -278,6 +345,55 @@ class QueryClients:
             picked = {s: self.rng.randint(before.get(s, 1) + 1, at) for s, at in further.items()}
             holder.advances[token] = Asked(world.now_ns, picked)
             self._ask(hold.node, Inquire(MoveCursor(hold.name, holder.me, picked), token))
+
+    # ------------------------------------------------------------ operators
+
+    def _add_operator(self, node: str, world: World) -> None:
+        self._add(node)
+        world.on_emit(node, self._on_changed)
+
+    def _whys(self, name: str) -> Iterator[str]:
+        """The reasons for which operators may have fenced holders of a name."""
+        for changed in self.changed.values():
+            if changed.name == name and changed.may_count:
+                yield "deleted" if changed.positions is None else "reset"
+
+    def _change(self, change: Change, world: World) -> None:
+        """One change of a name at a time."""
+        mine = [changed for changed in self.changed.values() if changed.name == change.name]
+        if any(changed.answered_ns == NEVER for changed in mine):
+            world.call(world.now_ns + ADVANCE_NS, partial(self._change, change))
+            return
+        name, me, token = change.name, self.rng.randbytes(16), self._token()
+        if not change.is_reset:
+            self.changed[token] = Changed(name, world.now_ns, None)
+            self._ask(change.node, Inquire(DeleteCursor(name, me, change.force), token))
+            return
+        read: dict[LogId, int] = {}
+        for holder in self.holders:
+            if holder.hold.name == name:
+                read |= {s: max(seq, read.get(s, 1)) for s, seq in holder.read.items()}
+        positions = {
+            s: self.rng.randint(1, seq) for s, seq in read.items() if self.rng.random() < 0.7
+        }
+        self.changed[token] = Changed(name, world.now_ns, positions)
+        self._ask(change.node, Inquire(ResetCursor(name, me, positions, change.force), token))
+
+    def _on_changed(self, now_ns: int, node: str, event: Any) -> None:
+        if not isinstance(event, Answered):
+            return
+        changed = self.changed[event.token]
+        changed.answered_ns, changed.why = now_ns, event.answer.why
+        if changed.why not in ("", "in-use", "unknown-subscription"):
+            self.violations.append(f"{node}: a change was refused: {changed.why}")
+        elif changed.why == "in-use" and not self._may_be_attached(changed):
+            self.violations.append(f"{node}: in use, but no client is attached")
+
+    def _may_be_attached(self, changed: Changed) -> bool:
+        return any(
+            holder.hold.name == changed.name and holder.asked_ns <= changed.answered_ns
+            for holder in self.holders
+        )
 
     # ------------------------------------------------------------ requests to any replica
 
@@ -331,7 +447,11 @@ class QueryClients:
             reads = {h.hold.node: [h.answered_ns < NEVER, *h.read.values()] for h in last}
             self.violations.append(f"the last holders got {reads}, streams end at {ends.values()}")
         self._same_everywhere()
-        self.violations += [*self._starts(), *self._fences(), *self._gaps(ends)]
+        if self.plan.changes:
+            self.violations += [*self._starts_with_changes(), *self._places()]
+        else:
+            self.violations += self._starts()
+        self.violations += [*self._fences(), *self._gaps(ends)]
         self.violations += [*self._unheard(), *self._misplaced()]
         self.ranges.finish(ends)
         self.violations += self.ranges.violations
@@ -350,8 +470,18 @@ class QueryClients:
             "refused": sum(one.answered_ns < NEVER and bool(one.why) for one in asked),
             "heard of": sum(len(names) for names in self.heard.values()),
             "located": len(self.found),
+            **self._counts_of_changes(),
             **self.ranges.counts(),
         }
+
+    def _counts_of_changes(self) -> dict[str, int]:
+        done = [c for c in self.changed.values() if c.answered_ns < NEVER]
+        counts = {
+            "reset": sum(c.positions is not None and not c.why for c in done),
+            "deleted": sum(c.positions is None and not c.why for c in done),
+            "change refused": sum(bool(c.why) for c in done),
+        }
+        return counts if self.plan.changes else {}
 
     def _same_everywhere(self) -> None:
         """Every region must name the same position for a time (except in streams that expire)."""
@@ -416,20 +546,99 @@ class QueryClients:
                     (o.answered_ns for o in holders if o.asked_ns >= h.answered_ns and o is not h),
                     default=NEVER,
                 )
+                for changed in self._changes_of(h.hold.name):
+                    if changed.asked_ns >= h.answered_ns:
+                        fenced_ns = min(fenced_ns, changed.answered_ns)
                 for asked in h.advances.values():
                     if asked.at_ns <= fenced_ns:
                         for stream, seq in asked.positions.items():
                             allowed[stream] = max(allowed.get(stream, 1), seq)
                     elif asked.answered_ns < NEVER and not asked.why:
                         found.append(f"{h.hold.name}: {h.hold.node} was replaced, and moved it")
-            for h in holders:
+            for h in holders if not self.plan.changes else ():
                 for stream, seq in h.start.items():
                     if seq > allowed.get(stream, 1):
                         found.append(f"{h.hold.name}: {h.hold.node} got {seq}, nobody was there")
         return found[:5]
 
+    def _changes_of(self, name: str) -> list[Changed]:
+        """The changes that were carried out, or may have been."""
+        return [c for c in self.changed.values() if c.name == name and c.may_count]
+
+    def _starts_with_changes(self) -> list[str]:
+        """Like `_starts`, for positions that no reset or deletion may have replaced since. The
+        positions of a reset count like acknowledged ones."""
+        found = []
+        for holders in self._of_each_name():
+            changes = self._changes_of(holders[0].hold.name)
+            for h in holders:
+                if h.answered_ns == NEVER:
+                    continue
+                known = [(o.asked_ns, o.start) for o in holders if o.answered_ns <= h.asked_ns]
+                known += [
+                    (asked.at_ns, asked.positions)
+                    for o in holders
+                    for asked in o.advances.values()
+                    if asked.answered_ns <= h.asked_ns and not asked.why
+                ]
+                known += [
+                    (c.asked_ns, c.positions or {}) for c in changes if c.answered_ns <= h.asked_ns
+                ]
+                for since_ns, positions in known:
+                    later = [
+                        c
+                        for c in changes
+                        if c.answered_ns > since_ns
+                        and c.asked_ns <= h.answered_ns
+                        and c.positions is not positions
+                    ]
+                    for stream, seq in positions.items():
+                        if self.ended_ns.get(stream, NEVER) <= h.answered_ns:
+                            continue  # positions in deleted streams are removed
+                        if h.start.get(stream, 1) < seq and not any(c.sets(stream) for c in later):
+                            found.append(
+                                f"{h.hold.name}: {h.hold.node} got {h.start.get(stream, 1)}, but "
+                                f"{seq} was stored before"
+                            )
+        return found[:5]
+
+    def _places(self) -> list[str]:
+        """Each position that a holder got was set by a reset or a holder's report, and not replaced
+        by a later reset or deletion."""
+        found = []
+        for holders in self._of_each_name():
+            changes = self._changes_of(holders[0].hold.name)
+            for h in holders:
+                if h.answered_ns == NEVER:
+                    continue
+                replaced = [c for c in changes if c.answered_ns <= h.asked_ns]
+                for stream, seq in h.start.items():
+                    # From when on each possible source may have counted.
+                    sources = [
+                        o.answered_ns
+                        for o in holders
+                        for asked in o.advances.values()
+                        if asked.positions.get(stream) == seq and asked.at_ns <= h.answered_ns
+                    ]
+                    sources += [
+                        c.answered_ns
+                        for c in changes
+                        if c.asked_ns <= h.answered_ns and (c.positions or {}).get(stream) == seq
+                    ]
+                    last = max((c.asked_ns for c in replaced if c.sets(stream)), default=0)
+                    if not any(source_ns > last for source_ns in sources):
+                        found.append(
+                            f"{h.hold.name}: {h.hold.node} got {seq} of "
+                            f"{self.cluster.names[stream]}, which was replaced"
+                        )
+        return found[:5]
+
     def _gaps(self, ends: dict[LogId, int]) -> list[str]:
-        """The holders of a name must together read every position."""
+        """The holders of a name must together read every position, except what resets skipped."""
+        for changed in self.changed.values():
+            for stream, seq in (changed.positions or {}).items() if changed.may_count else ():
+                if seq > 1:
+                    self.covered.setdefault((changed.name, stream), IntervalSet()).add(1, seq)
         nothing = IntervalSet()
         return [
             f"{name}: no holder read all of {self.cluster.names[stream]}"

@@ -20,7 +20,7 @@ import msgspec
 
 from surecast.columns.batch import COLLECT
 from surecast.columns.retention import KeepFor
-from surecast.core.endpoint import Go, Hold, ReadRange, Short
+from surecast.core.endpoint import Ended, Go, Hold, ReadRange, Short
 from surecast.core.types import MS, SECOND, Input, LogId
 from surecast.protocols.sprinkler.checks import Event, Reading, Record
 from surecast.protocols.streams.config import SubscriberConfig
@@ -80,6 +80,7 @@ class RangeReaders:
         self.cluster, self.plan = cluster, plan
         self.asked: dict[str, list[Asked]] = {}  # by node; the last one is being read
         self.shorts = 0
+        self.ends = 0
         self.violations: list[str] = []
         for node in dict.fromkeys(one.node for one in plan):
             self._add(node)
@@ -130,8 +131,19 @@ class RangeReaders:
             self.violations.append(f"{name}: {asked.reading.reader} got {got}")
 
     def _on_emit(self, _now_ns: int, _node: str, event: Any) -> None:
+        if isinstance(event, Ended):
+            self._check_end(event)
+            return
         assert isinstance(event, Short), event
         self.shorts += 1
+
+    def _check_end(self, event: Ended) -> None:
+        """Only a stream that is deleted has ended, and nothing was acknowledged after its end."""
+        name = self.cluster.names[event.stream]
+        last = max(self.cluster.records[name].acked.values(), default=0)
+        self.ends += 1
+        if last >= event.end:
+            self.violations.append(f"{name}: has {last}, but is said to have ended at {event.end}")
 
     # ------------------------------------------------------------ the end
 
@@ -166,6 +178,7 @@ class RangeReaders:
             "ranges read": done,
             "ranges read in part": len(ranges) - done,  # replaced, or longer than the stream
             "ranges not there": self.shorts,
+            **({"ranges after the end": self.ends} if self.ends else {}),
         }
 
     # ------------------------------------------------------------ judging

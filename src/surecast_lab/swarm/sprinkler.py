@@ -63,7 +63,7 @@ __all__ = ["SCENARIO", "Plan", "Sprinkler", "draw_plan", "run_seed"]
 MESH_SETTLE_NS = 15 * SECOND  # with meshes; most seeds need a second
 DAMAGED = 0.5  # the share of seeds with damaged or rolled-back disks
 NEED_DAMAGE = (RegionBehind, Patch, Wanted)  # sent only when a disk has lost something
-# Named subscriptions are listed, reset and deleted in tests/protocols/streams only.
+# Named subscriptions are reset and deleted in `sprinkler_deletion.py`.
 ADMINISTRATION = (CursorChanged, CursorDelete, CursorReset, CursorsAre, Detach, ListCursors)
 # No seed leads to diverging histories of a stream, or to lost positions.
 NEVER_SENT = (Doubt, Hide, RangeLost, *ADMINISTRATION)

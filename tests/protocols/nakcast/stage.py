@@ -100,6 +100,9 @@ class Log(HandlerMachine):
     def shown_end(self, stream: LogId) -> int:
         return self.end if stream == STREAM else 5 if stream == OTHER else 0
 
+    def end_event(self, stream: LogId) -> list[Batch]:
+        return []
+
     def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
         assert stream == STREAM
         self.reads += 1

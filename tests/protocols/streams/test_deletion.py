@@ -4,6 +4,7 @@ D1 no head assigns a position after the End event, also if an earlier head appen
 D2 a retry of an event before the End event is acknowledged, not refused.
 D3 every region gets the End event, also one that was cut off; then the name is free there.
 D4 the name can be used again, under a new id, any number of times.
+D5 a reader that begins after the End event is sent it all the same.
 """
 
 from typing import Any
@@ -19,11 +20,17 @@ from surecast.columns.retention import (
     LatestPerKey,
     encode_policy,
 )
-from surecast.core.endpoint import Offer, Open
-from surecast.core.streams import StreamInfo, StreamSpec
+from surecast.core.endpoint import Ended, Offer, Open, ReadRange
+from surecast.core.streams import DIRECTORY, StreamDeleted, StreamInfo, StreamSpec
 from surecast.core.types import MS, SECOND
 from surecast.protocols.sprinkler.checks import Record
+from surecast.protocols.sprinkler.config import ClientConfig
+from surecast.protocols.sprinkler.mesh_peer import MeshPeer
+from surecast.protocols.streams.config import SubscriberConfig
+from surecast.protocols.streams.cursors import Cursors
 from surecast.protocols.streams.directory import Directory, info_batch
+from surecast.protocols.streams.fetcher import Fetcher
+from surecast.protocols.streams.subscriber import Subscriber
 from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
 from tests.helpers import cluster_of, each_scenario, heal_and_judge, publish, run, wait
@@ -135,7 +142,76 @@ def end_given_by_the_head_before(mutant: type | None) -> list[str]:
     return [] if cluster.failed[0].why == "deleted" else [cluster.failed[0].why]
 
 
+def readers_behind_the_end(mutant: type | None) -> list[str]:
+    """D5: readers that begin after the End event are sent it: it was there before they came, or
+    came later."""
+    cluster = cluster_of({"east": 2}, mutant=mutant)
+    publish(cluster, 3)
+    wait(cluster, lambda: not cluster.unacknowledged())
+    stream, replicas = cluster.streams["s"], cluster.regions["east"]
+    ended: dict[str, int] = {}
+
+    def on_emit(_now_ns: int, name: str, event: Any) -> None:
+        if isinstance(event, Ended):
+            ended[name] = event.end
+
+    def add(when: str) -> None:
+        for start in (5, 100):
+            thin, mesh = f"east/thin.{when}.{start}", f"east/mesh.{when}.{start}"
+            config = ClientConfig(mesh, replicas)
+            cluster.world.add(
+                thin, lambda _, start=start: Subscriber(SubscriberConfig(replicas), {stream: start})
+            )
+            cluster.world.add(
+                mesh,
+                lambda ctx, config=config, start=start: MeshPeer(config, {stream: start}, ctx.rng),
+            )
+            for name in (thin, mesh):
+                cluster.world.on_emit(name, on_emit)
+
+    add("before")
+    run(cluster, SECOND)
+    delete(cluster, "east/pub0")
+    wait(cluster, lambda: is_deleted_everywhere(cluster))
+    add("after")
+    fetcher = "east/fetcher"
+    cluster.world.add(fetcher, lambda _: Fetcher(SubscriberConfig(replicas)))
+    cluster.world.on_emit(fetcher, on_emit)
+    cluster.world.at(cluster.world.now_ns, fetcher, ReadRange(stream, 3, 20))
+    run(cluster, 20 * SECOND)
+    return [] if len(ended) == 9 and set(ended.values()) == {5} else [f"ended: {ended}"]
+
+
+def a_region_that_lost_the_entry_of_a_deleted_stream(mutant: type | None) -> list[str]:
+    """D4: the directory of a lone replica lost its first entry, of a stream whose name was used
+    again. Another region sends the stream, after its successor."""
+    cluster = cluster_of({"east": 2, "west": 1}, mutant=mutant)
+    publish(cluster, 3)
+    wait(cluster, lambda: cluster.settled())
+    delete(cluster, "east/pub0")
+    wait(cluster, lambda: is_deleted_everywhere(cluster))
+    info = recreate(cluster, "east/pub0")
+    wait(cluster, lambda: streams_at(cluster, "west/0").named("s") == info)
+    run(cluster, SECOND)
+    cluster.world.crash("west/0")
+    cluster.world.disk("west/0").damage(DIRECTORY, 1, 2, "a flipped bit")
+    cluster.world.disk("west/0").sync()
+    cluster.world.restart("west/0")
+    run(cluster, 10 * SECOND)
+    service = streams_at(cluster, "west/0")
+    assert service.named("s") == info
+    assert not cluster.world.machine("west/0").layers["sprinkler"].doubles
+    is_there = service.is_deleted(cluster.streams["s"])
+    return [] if is_there else ["west does not have the deleted stream"]
+
+
 SCENARIOS = [
+    (
+        "entry-lost",
+        a_region_that_lost_the_entry_of_a_deleted_stream,
+        mutations.RefusesFormerStreams,
+    ),
+    ("behind", readers_behind_the_end, mutations.SendsNoEndEvent),
     ("right-behind", right_behind_the_end, mutations.GivesPositionsBehindTheEnd),
     ("head-before", end_given_by_the_head_before, mutations.KnowsOnlyItsOwnEnd),
 ]
@@ -265,6 +341,26 @@ def test_directory_entries_have_the_same_effect_after_a_restart() -> None:
     assert replayed.by_name == live.by_name == {"s": infos[1]}
 
 
+def test_former_streams_may_be_entered_after_their_successors() -> None:
+    ids = [bytes([n]) * 16 for n in (1, 2, 3)]
+    chain = [b"", *ids]
+    first, second, third = (
+        StreamInfo(id, "s", "a", KeepAll(), before) for id, before in zip(ids, chain, strict=False)
+    )
+    directory = Directory()
+    order = [third, first, second, first]  # the first is refused until the second is known
+    added = [
+        directory.apply(info_batch(info, "c", 0).sequenced(n, 1, 1))
+        for n, info in enumerate(order, start=1)
+    ]
+    assert added == [[third], [], [second], [first]]
+    assert directory.by_name == {"s": third}
+    for info in (first, second):
+        directory.delete(info)
+    assert directory.by_name == {"s": third}
+    assert directory.follows("s") == b""
+
+
 def test_a_truncated_end_event_frees_no_name() -> None:
     info = StreamInfo(bytes(16), "s", "east", KeepAll())
     directory = Directory()
@@ -291,9 +387,10 @@ def test_the_second_of_two_streams_of_one_name_appears_when_the_first_is_deleted
     assert recreate(cluster, "west/pub0") == infos[0]
 
 
-def test_a_deletion_survives_restarts_and_is_reclaimed() -> None:
+@pytest.mark.parametrize("count", [5, 200])
+def test_a_deletion_survives_restarts_and_is_reclaimed(count: int) -> None:
     cluster = cluster_of({"east": 2, "west": 1}, server={"compact_ns": 100 * MS})
-    publish(cluster, 200)
+    publish(cluster, count)
     delete(cluster, "east/pub0")
     wait(cluster, lambda: is_deleted_everywhere(cluster))
     run(cluster, 5 * SECOND)
@@ -339,3 +436,29 @@ def test_void_reason_of_a_deleted_streams_events_is_collected() -> None:
     wait(cluster, lambda: is_deleted_everywhere(cluster))
     index = index_at(cluster, "east/0")
     assert index.void_at(1, index.end) == [(1, 4, COLLECTED)]
+
+
+def test_a_deletion_that_another_layer_s_call_discovers_is_announced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A layer above reads the stream and so has retention index the End event, outside of a step of
+    the service."""
+    announced: list[str] = []
+
+    def on_deleted(layer: Cursors, _event: StreamDeleted) -> None:
+        announced.append(layer.config.name)
+
+    monkeypatch.setattr(Cursors, "_on_stream_deleted", on_deleted)
+    cluster = cluster_of({"east": 2})
+    publish(cluster, 3)
+    wait(cluster, lambda: not cluster.unacknowledged())
+    run(cluster, SECOND)
+    tail = cluster.members("east")[-1].name
+    service, stream = streams_at(cluster, tail), cluster.streams["s"]
+    delete(cluster, "east/pub0")
+    wait(cluster, lambda: service.shown_end(stream) == 5)
+    assert tail not in announced
+    service.voids(stream, 1, 5, 10)
+    assert service.is_deleted(stream)
+    run(cluster, SECOND)
+    assert sorted(announced) == ["east/0", "east/1"]

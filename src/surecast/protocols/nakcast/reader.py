@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from surecast.columns.batch import Batch
-from surecast.core.endpoint import Follow, Lost, Unfollow
+from surecast.columns.rules import is_end
+from surecast.core.endpoint import Ended, Follow, Lost, Unfollow
 from surecast.core.machine import HandlerMachine
 from surecast.core.types import (
     Deliver,
@@ -136,8 +137,10 @@ class Reader(HandlerMachine):
 
     def _take(self, followed: Followed, batch: Batch) -> None:
         config = self.config
-        if batch.hi <= followed.next:
-            return  # G1: delivered before
+        if batch.hi <= followed.next:  # G1: delivered before, or before the start
+            if is_end(batch):
+                self.out.append(Emit(Ended(batch.stream_id, batch.hi)))
+            return
         followed.end = max(followed.end, batch.lo)
         if batch.lo > followed.next:
             held, room = followed.held, len(followed.held) < config.window

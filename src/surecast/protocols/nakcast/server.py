@@ -5,7 +5,7 @@ it with what is committed here, so a reader may change replicas at any position.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -179,6 +179,7 @@ class NakcastServer(HandlerMachine):
             group.followers[peer] = None
             self.followers += 1
         self.out.append(Send(peer, Beacon(stream, end), reliable=False))
+        self._send_end(stream, [peer])
         if not self.has_timer:
             self.has_timer = True
             self.out.append(SetTimer("beacon", self.now_ns + config.beacon_ns))
@@ -273,11 +274,18 @@ class NakcastServer(HandlerMachine):
                 continue
             beacon = Beacon(stream, self.service.shown_end(stream))
             self.out += [Send(peer, beacon, reliable=False) for peer in group.followers]
+            self._send_end(stream, group.followers)
             group.due_ns = self.now_ns + group.interval_ns
             group.interval_ns = min(2 * group.interval_ns, config.idle_beacon_ns)
         self.has_timer = bool(self.groups)
         if self.has_timer:
             self.out.append(SetTimer("beacon", self.now_ns + config.beacon_ns))
+
+    def _send_end(self, stream: LogId, peers: Iterable[Peer]) -> None:
+        """Send the End event of a deleted stream: a reader that begins after it misses nothing, and
+        so would never send a NAK for it."""
+        for batch in self.service.end_event(stream):
+            self.out += [Send(peer, Data(batch), reliable=False) for peer in peers]
 
     # ------------------------------------------------------------ answering
 

@@ -15,7 +15,8 @@ G13 a client that stalls or fails delays only those peers that had just sent it 
 
 from typing import ClassVar
 
-from surecast.core.endpoint import Follow, Following, Unfollow
+from surecast.columns.rules import is_end
+from surecast.core.endpoint import Ended, Follow, Following, Unfollow
 from surecast.core.types import (
     Congested,
     Deliver,
@@ -217,6 +218,9 @@ class MeshPeer(MeshMembership):
         if any(batch.stream_id != feed.stream or batch.lo < 1 for batch in message.batches):
             self.counters["mesh.bad-events"] += 1
         elif message.batches:
+            last = message.batches[-1]
+            if of_server and last.hi <= before and is_end(last):
+                self.out.append(Emit(Ended(feed.stream, last.hi)))
             self._take(feed, peer, message)
         if of_server:
             self._answered_by_server(feed, peer, message, before, ask)

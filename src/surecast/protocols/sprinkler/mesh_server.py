@@ -154,6 +154,7 @@ class MeshServer(HandlerMachine):
             message.hi,
             messages_max=self.messages_max,
             stops=lambda: peer in self.congested,
+            end_event=self.service.end_event,
         ):
             self._send(peer, answer)
 

@@ -338,6 +338,7 @@ class RegionSync(HandlerMachine):
         info = event.info
         if info.delivery != NAME:
             return
+        self.recorded.pop(info.replaces, None)  # if it was refused before, it is not any more
         state = self.service.streams[info.stream_id]
         copy = Copy(info, state, event.made_epoch, event.made_now, begun=state.end)
         self.streams[info.stream_id] = copy
@@ -566,7 +567,7 @@ class RegionSync(HandlerMachine):
     def _look_for_double(self, region: str, info: StreamInfo) -> None:
         """Note whether another region has another stream of that name: neither is exchanged."""
         named = self.service.named(info.name)
-        if named is None or named.stream_id == info.stream_id:
+        if named is None or self.service.is_listed(info.stream_id):
             self.doubles.pop((region, info.name), None)
         elif info.replaces != named.stream_id and named.replaces != info.stream_id:
             self.counters["sprinkler.doubles"] += 1

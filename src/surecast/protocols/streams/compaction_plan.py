@@ -60,6 +60,12 @@ class Pieces:
         if piece.rows >= self.rows_max or piece.nbytes >= self.nbytes_max:
             self._close()
 
+    def finish(self) -> None:
+        """The log will not grow any more: the open piece is rewritten like the others, however
+        small it is."""
+        if self.open.rows:
+            self._close()
+
     def begin(self, voids: list[IntervalSet], share: float) -> tuple[int, int] | None:
         """The range [lo, hi) to rewrite now; None if nothing is worth it, or a rewrite is
         running."""

@@ -8,6 +8,9 @@ wrote is committed, because it may contain a new holder.
 
 A reset or a deletion is one batch of entries. It removes the holder and changes the positions in
 one step, so no position that the former holder saves can be written after it.
+
+When a stream is deleted, the head removes the positions in it, also by entries of the log. A new
+head looks for such positions once, because its predecessor may not have removed all of them.
 """
 
 from collections import Counter
@@ -24,6 +27,7 @@ from surecast.core.streams import (
     CursorPosition,
     CursorState,
     LogMoved,
+    StreamDeleted,
     Streams,
     TakenBack,
 )
@@ -57,6 +61,7 @@ HOLDER_LEN = 16
 WAITING_MAX = 10_000  # clients that wait for an answer
 READ_BYTES = 256 << 10  # of the log, at a time
 COPIED_AT_ONCE = 1_000  # entries (about) that are copied before waiting for their commit
+REMOVED_AT_ONCE = 1_000  # positions in deleted streams, likewise
 
 Question = Attach | Advance | CursorReset | CursorDelete
 
@@ -104,6 +109,7 @@ class Cursors(HandlerMachine):
     from_below: ClassVar[dict[type, str]] = {
         RoleChanged: "_on_role_changed",
         LogMoved: "_on_moved",
+        StreamDeleted: "_on_stream_deleted",
         TakenBack: "_on_taken_back",
     }
 
@@ -127,6 +133,9 @@ class Cursors(HandlerMachine):
         self.waiting: dict[tuple[Peer, int], Waiting] = {}  # by client and token
         self.attached: dict[str, tuple[Peer, int]] = {}  # name → its client, and the Attach's token
         self.copying: Copying | None = None
+        # Names and deleted streams whose positions the head is to remove; None: not looked for yet.
+        self.to_remove: list[tuple[str, LogId]] | None = None
+        self.removed_end = 1  # of the log, behind the last part that was removed
 
     @property
     def table(self) -> dict[str, Cursor]:
@@ -139,10 +148,13 @@ class Cursors(HandlerMachine):
         was_head, self.is_head, self.is_clean = self.is_head, event.head, event.clean
         self.head = event.members[0] if event.members else ""
         if was_head == self.is_head:
+            self._remove_if_due()  # it may have become clean
             return
         self.written.clear()
-        self.copying = None
+        self.copying = self.to_remove = None
+        self.removed_end = 1
         self.barrier = self._end
+        self._remove_if_due()
         if not self.is_head:
             for waiting in self.waiting.values():
                 self._answer(waiting.peer, waiting.question, "not-head")
@@ -155,6 +167,7 @@ class Cursors(HandlerMachine):
         """Committed entries were given up: start with an empty table."""
         if event.log == CURSORS:
             self.stored, self.committed = CursorTable(self.config.cursors_deleted_max), 1
+            self.to_remove, self.removed_end = None, 1
 
     def _on_moved(self, event: LogMoved) -> None:
         start, end = self.committed, event.end
@@ -168,7 +181,8 @@ class Cursors(HandlerMachine):
         for name in [name for name, written in self.written.items() if written.end <= end]:
             del self.written[name]
         self._answer_waiting()
-        self._copy_if_due()
+        if not self._remove_if_due():  # one of them a step: the second would not know the log's end
+            self._copy_if_due()
 
     def _apply(self, value: bytes, time_ns: int) -> None:
         entry = decode_entry(value)
@@ -208,7 +222,7 @@ class Cursors(HandlerMachine):
             ahead = [
                 CursorEntry(name, message.holder, stream, seq)
                 for stream, seq in message.positions.items()
-                if seq > latest.positions.get(stream, 0)
+                if seq > latest.positions.get(stream, 0) and self._may_save(stream)
             ]
             if ahead:
                 self._write(name, ahead)
@@ -216,7 +230,10 @@ class Cursors(HandlerMachine):
             self._answer_waiting()
 
     def _is_ahead(self, stream: LogId, seq: int) -> bool:
-        """Whether the position is not here yet. (Position 1 is, if the stream is known.)"""
+        """Whether the position is not here yet. (Position 1 is, if the stream is known. In a
+        deleted stream nothing more is to come.)"""
+        if self.service.is_deleted(stream):
+            return False
         return seq > self.service.end_of(stream) or (
             seq == 1 and not self.service.is_listed(stream)
         )
@@ -232,7 +249,8 @@ class Cursors(HandlerMachine):
     def _on_reset(self, peer: Peer, message: CursorReset) -> None:
         latest = self._latest(message.name)
         if self._may_change(peer, message, self._refusal_of_positions(message.positions)):
-            entries = latest.reset(message.name, message.change, message.positions)
+            positions = {s: seq for s, seq in message.positions.items() if self._may_save(s)}
+            entries = latest.reset(message.name, message.change, positions)
             self._write(message.name, entries)
             self._wait(peer, message)
 
@@ -377,18 +395,65 @@ class Cursors(HandlerMachine):
         return written.cursor if written is not None else self.stored.get(name)
 
     def _write(self, name: str, entries: list[CursorEntry]) -> None:
-        written = self.written.get(name)
-        if written is None:
-            written = self.written[name] = Written(self._latest(name).copy())
-        for entry in entries:
-            written.cursor.take(entry, 0)
-        written.end = self._end + len(entries)
-        self.out.append(PassDown(AppendOwn(CURSORS, entries_batch(entries))))
+        self._write_all({name: entries})
+
+    def _write_all(self, entries_by_name: dict[str, list[CursorEntry]]) -> None:
+        """Append one batch with entries of these names."""
+        together = [entry for entries in entries_by_name.values() for entry in entries]
+        for name, entries in entries_by_name.items():
+            written = self.written.get(name)
+            if written is None:
+                written = self.written[name] = Written(self._latest(name).copy())
+            for entry in entries:
+                written.cursor.take(entry, 0)
+            written.end = self._end + len(together)
+        self.out.append(PassDown(AppendOwn(CURSORS, entries_batch(together))))
 
     @property
     def _end(self) -> int:
         """The end of the log here, committed or not. Only the head appends to it."""
         return self.service.end_of(CURSORS)
+
+    # ------------------------------------------------------------ positions in deleted streams
+
+    def _on_stream_deleted(self, event: StreamDeleted) -> None:
+        if self.to_remove is not None:
+            self.to_remove += self._positions_in(event.info.stream_id)
+        self._remove_if_due()
+
+    def _may_save(self, stream: LogId) -> bool:
+        return not self.service.is_deleted(stream)
+
+    def _positions_in(self, stream: LogId) -> list[tuple[str, LogId]]:
+        names = dict.fromkeys((*self.table, *self.written))
+        return [(name, stream) for name in names if stream in self._latest(name).positions]
+
+    def _remove_if_due(self) -> bool:
+        """Remove positions in deleted streams, a part at a time. Returns whether it wrote
+        entries."""
+        if self._refusal_of_role() or self.committed < self.removed_end:
+            return False
+        if self.to_remove is None:  # a new head: its table is complete now
+            self.to_remove = [
+                (name, stream)
+                for name, cursor in self.table.items()
+                for stream in cursor.positions
+                if self.service.is_deleted(stream)
+            ]
+        part = self.to_remove[:REMOVED_AT_ONCE]
+        del self.to_remove[:REMOVED_AT_ONCE]
+        entries: dict[str, list[CursorEntry]] = {}
+        for name, stream in part:
+            # The name may have been deleted meanwhile, or the stream's End event truncated.
+            if stream in self._latest(name).positions and self.service.is_deleted(stream):
+                entries.setdefault(name, []).append(CursorEntry(name, b"", stream))
+        if entries:
+            self.removed_end = self._end + sum(map(len, entries.values()))
+            self._write_all(entries)
+            self.counters["streams.cursors-removed"] += len(part)
+        return bool(entries)
+
+    # ------------------------------------------------------------ the log, rewritten
 
     def _collect(self, start: int, end: int) -> None:
         """Entries below `start` no longer count: build the table from those in [start, end)."""

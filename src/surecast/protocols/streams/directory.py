@@ -3,8 +3,9 @@
 Each region has its own directory log: the streams that it owns and those learned from other
 regions, each with the chain of this region that keeps its copy. Entries are applied in the log's
 order. The first entry of a name wins, unless a later one replaces that stream, or follows it after
-it was deleted. The effect of an entry depends on this log alone, so all replicas get the same
-streams.
+it was deleted. The stream that was replaced may be entered later than its successor, in a directory
+that was repaired from other regions. The effect of an entry depends on this log alone, so all
+replicas get the same streams.
 
 A deletion is not in this log: it is the last event of the deleted stream's own log. The entry
 stays, so that the id remains known.
@@ -44,6 +45,7 @@ class Directory:
         self.made: dict[LogId, int] = {}  # streams created in this region → epoch
         self.deleted: dict[LogId, None] = {}
         self.latest: dict[str, LogId] = {}  # by name: the newest stream, deleted or not
+        self.former: dict[LogId, None] = {}  # streams that entries replace or follow
 
     def apply(self, batch: Batch) -> list[StreamInfo]:
         """Apply a committed batch of the log. Returns the streams that it adds."""
@@ -54,16 +56,23 @@ class Directory:
             except msgspec.DecodeError as error:
                 raise PeerError(f"directory entry {row.seq} cannot be read: {error}") from None
             info = entry.info
-            before = self.latest.get(info.name)
-            if info.stream_id in self.by_id or before not in (None, info.replaces, entry.follows):
+            before, is_former = self.latest.get(info.name), self._is_former(info.stream_id)
+            fits = is_former or before in (None, info.replaces, entry.follows)
+            if info.stream_id in self.by_id or not fits:
                 continue
             if row.tag is not None:
                 self.made[info.stream_id] = int(row.tag)
             self.chains[info.stream_id] = entry.chain
-            self.by_id[info.stream_id] = self.by_name[info.name] = info
-            self.latest[info.name] = info.stream_id
+            self.former |= {info.replaces: None, entry.follows: None}
+            self.by_id[info.stream_id] = info
+            if not is_former:
+                self.by_name[info.name] = info
+                self.latest[info.name] = info.stream_id
             new.append(info)
         return new
+
+    def _is_former(self, stream: LogId) -> bool:
+        return stream in self.former
 
     def delete(self, info: StreamInfo) -> None:
         """The End event of the stream is committed: its name is free for another stream."""

@@ -8,15 +8,17 @@ part. After `Hold` it requests nothing until `Go`.
 Positions that a server declares lost (`RangeLost`) are reported in the order of positions (`Lost`),
 and the range continues behind them. No other positions are ever skipped.
 
-If a server goes away, is silent or does not have the position, the client continues with the next
-server from the same position.
+If the stream was deleted and ends before the range, this is reported (`Ended`), and nothing more
+is requested. If a server goes away, is silent or does not have the position, the client continues
+with the next server from the same position.
 """
 
 from collections import Counter
 from typing import ClassVar
 
+from surecast.columns.rules import is_end
 from surecast.core import endpoint
-from surecast.core.endpoint import Go, Hold, Lost, Short
+from surecast.core.endpoint import Ended, Go, Hold, Lost, Short
 from surecast.core.machine import HandlerMachine
 from surecast.core.types import (
     MS,
@@ -127,6 +129,11 @@ class Fetcher(HandlerMachine):
             return
         self.heard_ns = self.now_ns
         fresh, before = [], self.position
+        last = message.batches[-1] if message.batches else None
+        if last is not None and last.hi <= before and is_end(last):
+            self.asking = False
+            self.out.append(Emit(Ended(message.stream, last.hi)))
+            return  # no server will ever have more
         for batch in message.batches:
             if batch.lo > self.position or self.position >= self.hi:
                 break  # it answers another request, or the copy is damaged

@@ -240,6 +240,7 @@ class StreamService(HandlerMachine):
         # Streams that are requested and do not exist yet: name → the peers that wait, with the
         # spec each requested. `making`: those of them that are created here.
         self.asked: dict[str, dict[Peer, StreamSpec]] = {}
+        self.untold: dict[LogId, StreamInfo] = {}  # deleted streams of which no event was emitted
         self.making: dict[str, bool] = {}
         self.made_now: dict[LogId, bool] = {}  # streams created by this head since its start
         self.connected: dict[Peer, None] = {}  # other replicas with which we have a session
@@ -253,7 +254,7 @@ class StreamService(HandlerMachine):
         self.pieces_read: dict[tuple[LogId, int, int], list[Batch]] = {}
         self.hole_at = {log: holes[0][0] for log in disk.logs() if (holes := disk.holes(log))}
         self.entries_lost: list[tuple[LogId, int, int]] = []  # of the region's own logs
-        self.serving = Serving(self, Events, config.serves_per_step)
+        self.serving = Serving(self, Events, config.serves_per_step, self.end_event)
 
     def _kept(self, log: LogId) -> Stream:
         info = StreamInfo(log, "", self.config.region, LatestPerKey())
@@ -276,6 +277,13 @@ class StreamService(HandlerMachine):
 
     def is_deleted(self, stream: LogId) -> bool:
         return stream in self.directory.deleted
+
+    def end_event(self, stream: LogId) -> list[Batch]:
+        state = self.streams.get(stream)
+        if state is None or not self.is_ended(state):
+            return []
+        end = self.visible_end(state)
+        return self.readable(stream, end - 1, end) if state.committed == end else []
 
     def committed_end(self, log: LogId) -> int:
         return self.committed.get(log, 1)
@@ -355,6 +363,7 @@ class StreamService(HandlerMachine):
     def _on_append_at(self, command: AppendAt) -> None:
         if stream := self.streams.get(command.log):
             stream.looked_epoch = -1  # positions from another region may end with the End event
+            stream.feed_soon = stream.feed_soon or retention.is_end(command.batches[-1])
         self._pass_down(command)
 
     def _pass_up(self, event: Any) -> None:
@@ -396,6 +405,8 @@ class StreamService(HandlerMachine):
             for stream in self.streams.values():
                 self.feed(stream)
                 stream.recent = stream.committed
+            if self.untold:
+                self._tell_deleted()
         elif inp.key == "compact":
             self.out.append(SetTimer("compact", self.now_ns + config.compact_ns))
             for stream in (*self.streams.values(), *self.kept.values()):
@@ -523,7 +534,10 @@ class StreamService(HandlerMachine):
         end = self.visible_end(stream)
         if not stream.quarantined:
             stream.committed = end
-            if end - stream.index.end >= config.feed_rows:
+            if stream.feed_soon and end >= stream.end:
+                stream.feed_soon = False
+                self.feed(stream, config.feed_bytes)
+            elif end - stream.index.end >= config.feed_rows:
                 self.feed(stream, config.feed_bytes)
             if end - stream.index.end >= config.feed_rows:
                 # A long log after a start. Index it in several passes, so that other work is not
@@ -531,6 +545,8 @@ class StreamService(HandlerMachine):
                 # before: with large events the budget may not suffice.)
                 stream.committed = max(stream.index.end, shown)
                 self.out.append(AtEndOfPass("feed"))
+        if self.untold:
+            self._tell_deleted()
         stream_id, serving = stream.info.stream_id, self.serving
         if self.attending:
             self.moved[stream_id] = stream.info.delivery
@@ -551,7 +567,15 @@ class StreamService(HandlerMachine):
             self.damaged(stream, problem, stream.index.end)
         if stream.index.ended and not self.is_deleted(stream.stream_id):
             self.directory.delete(stream.info)
-            self._pass_up(StreamDeleted(stream.info))
+            self.untold[stream.stream_id] = stream.info
+
+    def _tell_deleted(self) -> None:
+        """Emit StreamDeleted. Not in `feed`: layers above call it, too, outside of our steps, and
+        an event emitted then would be lost."""
+        untold, self.untold = self.untold, {}
+        for info in untold.values():
+            if self.is_deleted(info.stream_id):
+                self._pass_up(StreamDeleted(info))
 
     def is_ended(self, stream: Stream) -> bool:
         """Whether the End event is committed, even if retention has not indexed it yet."""
@@ -816,6 +840,7 @@ class StreamService(HandlerMachine):
         bad = self._refusal_of_event(own, batch)
         if batch.kind == CONFIG:
             own.looked_epoch = -1  # this may be the End event
+            own.feed_soon = own.feed_soon or retention.is_end(batch)
         self.out.append(PassDown(Submit(message.stream, batch, token, bad)))
 
     def _refusal(self, message: Publish) -> str:
@@ -902,6 +927,7 @@ class StreamService(HandlerMachine):
             messages_max=self.config.serves_per_step,
             stops=lambda: peer in self.serving.congested,
             make_lost=RangeLost,
+            end_event=self.end_event,
         )
         self.out += [Send(peer, answer) for answer in answers]
 
@@ -993,9 +1019,13 @@ class StreamService(HandlerMachine):
         self.feed(stream)
         if stream.quarantined:
             return
-        voids = stream.index.voids
-        # On a full disk any part with void events is worth rewriting.
-        share = 0.0 if self.now_ns < self.full_until_ns else self.config.compact_share
+        voids, is_deleted = stream.index.voids, stream.index.ended > 0
+        if is_deleted:
+            stream.pieces.finish()
+        # On a full disk any part with void events is worth rewriting, and so it is in a deleted
+        # stream.
+        any_part = is_deleted or self.now_ns < self.full_until_ns
+        share = 0.0 if any_part else self.config.compact_share
         if worth := stream.pieces.begin(list(voids.values()), share):
             lo, hi = worth
             clipped = {reason: positions.clip(lo, hi) for reason, positions in voids.items()}

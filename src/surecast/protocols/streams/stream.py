@@ -34,6 +34,7 @@ class Stream:
     expiring: int = 0  # until this is committed, no further GC event for keep_for is appended
     rewriting_rows: int = 0  # rows that the current rewrite will leave
     ending: bool = False  # the last position appended here is the End event
+    feed_soon: bool = False  # retention is to index the End event as soon as it is committed
     looked_epoch: int = -1  # the epoch in which `ending` was determined; -1: it is not known
 
     @property

@@ -8,10 +8,12 @@ same at all replicas, so nothing is missed or delivered twice.
 from collections import Counter
 from typing import ClassVar
 
-from surecast.core.endpoint import Follow, Unfollow
+from surecast.columns.rules import is_end
+from surecast.core.endpoint import Ended, Follow, Unfollow
 from surecast.core.machine import HandlerMachine
 from surecast.core.types import (
     Deliver,
+    Emit,
     LogId,
     Peer,
     PeerDown,
@@ -91,6 +93,10 @@ class Subscriber(HandlerMachine):
         if position is None or peer != self._server:
             return
         self.heard_ns = self.now_ns
+        last = message.batches[-1] if message.batches else None
+        if last is not None and last.hi <= position and is_end(last):
+            self.out.append(Emit(Ended(message.stream, last.hi)))
+            return
         fresh, gap = [], False
         for batch in message.batches:
             gap = gap or batch.lo > position
