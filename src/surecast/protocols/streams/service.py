@@ -363,7 +363,9 @@ class StreamService(HandlerMachine):
     def _on_append_at(self, command: AppendAt) -> None:
         if stream := self.streams.get(command.log):
             stream.looked_epoch = -1  # positions from another region may end with the End event
-            stream.feed_soon = stream.feed_soon or retention.is_end(command.batches[-1])
+            last = command.batches[-1]
+            if last.kind == CONFIG and retention.is_end(last):
+                stream.feed_soon = True
         self._pass_down(command)
 
     def _pass_up(self, event: Any) -> None:
