@@ -132,7 +132,7 @@ def test_a_stream_that_its_delivery_refuses_is_not_requested_from_a_server(
             for wrong in ({"rate": 5}, {5: "rate"}):
                 with pytest.raises(UsageError, match="of type str"):
                     await client.stream("s", delivery="made", options=wrong)  # type: ignore[arg-type]
-            with pytest.raises(UsageError, match="name of a delivery"):
+            with pytest.raises(UsageError, match="delivery is a name"):
                 await client.stream("s", delivery=None)  # type: ignore[arg-type]
             assert await client.streams() == []
 

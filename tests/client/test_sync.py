@@ -161,7 +161,7 @@ def test_sync_calls_time_out() -> None:
     assert stream.publish_batch(Batch.of(stream.stream_id, [b"x"]), timeout=30) == (2, 3)
     control = client._inner._endpoint.control
     control.offer = lambda *offered: None  # type: ignore[method-assign,assignment]
-    with pytest.raises(TimedOut, match="it may still be published"):
+    with pytest.raises(TimedOut, match="the event may still be published"):
         stream.publish(b"x", timeout=0.05)
     with pytest.raises(TimedOut, match="acknowledgement of a batch of 's'"):
         stream.publish_batch(Batch.of(stream.stream_id, [b"x"]), timeout=0.05)

@@ -13,13 +13,13 @@ import pyspark
 from surecast.pipeline.session import find_java
 from tests.ports import free_ports
 
-__all__ = ["Standalone"]
+__all__ = ["SparkCluster"]
 
 READY_S = 90.0
 
 
-class Standalone:
-    """`with Standalone(folder) as cluster`: `cluster.url` is its master; it ends with the block."""
+class SparkCluster:
+    """`with SparkCluster(folder) as cluster`: `cluster.url` is the address of its master."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Standalone:
         self.url = f"spark://127.0.0.1:{free_ports(1)[0]}"
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> "Standalone":
+    def __enter__(self) -> "SparkCluster":
         try:
             port = self.url.rsplit(":", 1)[1]
             master = ("--host", "127.0.0.1", "--port", port, "--webui-port", "0")

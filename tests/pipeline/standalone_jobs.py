@@ -20,7 +20,11 @@ def square_and_origin(number: int) -> dict[str, Any]:
     """Runs in an executor, with the package that was shipped there."""
     import surecast
 
-    return {"n": number * number, "from": surecast.__file__, "in": os.environ.get("IN")}
+    return {
+        "n": number * number,
+        "package": surecast.__file__,
+        "python": os.environ.get("PYTHON_OF"),
+    }
 
 
 def main(master: str, url: str, folder: Path) -> dict[str, Any]:
@@ -42,15 +46,15 @@ def main(master: str, url: str, folder: Path) -> dict[str, Any]:
         written = spark.read.format("surecast").options(url=url, subscribe="to").load()
         options = {"url": url, "subscribe": "from", "startingOffsets": "earliest"}
         archived = archive(spark, str(folder / "lake"), options)
-        swept = run_tasks(spark, square_and_origin, list(range(6)))
+        results = run_tasks(spark, square_and_origin, list(range(6)))
         executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()
         return {
             "read": [int(value) for value in read_back or ()],
             "written": written.selectExpr("count(*)").first()[0],  # type: ignore[index]
             "archived": archived,
             "in the archive": read(spark, str(folder / "lake")).count(),
-            "swept": [result for _, result, _ in swept],
-            "failed": [error for _, _, error in swept if error],
+            "tasks": [result for _, result, _ in results],
+            "failed": [error for _, _, error in results if error],
             "executors": int(executors) - 1,  # the driver counts as one
         }
     finally:

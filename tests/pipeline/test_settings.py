@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from surecast.pipeline import settings
-from surecast.pipeline.settings import work_out
+from surecast.pipeline.settings import settings_to_apply
 
 # The settings that `spark-submit --master yarn --name nightly --conf …` passes to the JVM.
 SUBMITTED = {
@@ -19,14 +19,14 @@ SUBMITTED = {
 
 
 def test_defaults_are_a_small_local_session() -> None:
-    found = work_out({}, {}, has_jvm=False, log_level="ERROR")
+    found = settings_to_apply({}, {}, has_jvm=False, log_level="ERROR")
     assert (found["spark.master"], found["spark.app.name"]) == ("local[*]", "surecast")
     assert (found["spark.driver.host"], found["spark.driver.memory"]) == ("127.0.0.1", "2g")
     assert "log4j2-error" in found["spark.driver.extraJavaOptions"]
 
 
 def test_settings_of_others_are_not_overridden() -> None:
-    found = work_out({}, SUBMITTED, has_jvm=True, log_level="ERROR")
+    found = settings_to_apply({}, SUBMITTED, has_jvm=True, log_level="ERROR")
     assert not found.keys() & SUBMITTED.keys()
     assert "spark.driver.host" not in found, "it is for local masters only"
     assert found["spark.sql.execution.arrow.pyspark.enabled"] == "true", "not set by others"
@@ -34,14 +34,14 @@ def test_settings_of_others_are_not_overridden() -> None:
 
 def test_settings_of_the_caller_override_others() -> None:
     conf = {"spark.master": "local[2]", "spark.sql.session.timeZone": "Asia/Tokyo"}
-    found = work_out(conf, SUBMITTED, has_jvm=True, log_level="ERROR")
+    found = settings_to_apply(conf, SUBMITTED, has_jvm=True, log_level="ERROR")
     assert {**found, **conf} == found
     assert found["spark.driver.host"] == "127.0.0.1"
     assert "spark.app.name" not in found
 
 
 def test_a_running_jvm_gets_no_startup_settings() -> None:
-    found = work_out({}, {}, has_jvm=True, log_level="ERROR")
+    found = settings_to_apply({}, {}, has_jvm=True, log_level="ERROR")
     assert not found.keys() & set(settings.AT_START)
 
 
@@ -79,13 +79,13 @@ def test_spark_defaults_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     found = {"spark.driver.memory": "3g", "spark.app.x": "1", "spark.y": "z 9"}
-    assert settings.others_say() == found
+    assert settings.settings_of_others() == found
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "nowhere"))
-    assert settings.others_say() == {}
+    assert settings.settings_of_others() == {}
 
 
 def test_pyspark_submit_args_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     words = "--master 'local[3]' -c spark.x=a=b --conf \"spark.y=1 2\" --verbose pyspark-shell"
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", words)
     found = {"spark.master": "local[3]", "spark.x": "a=b", "spark.y": "1 2"}
-    assert settings.others_say() == found
+    assert settings.settings_of_others() == found

@@ -1,4 +1,4 @@
-"""A real Spark cluster with a master and two workers, to which our package is shipped."""
+"""Jobs on a real Spark cluster, a master and two workers, to which our package is shipped."""
 
 import json
 import os
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from surecast.server.cluster import Cluster
+from surecast.server.cluster import Cluster as SurecastCluster
 from surecast_lab.testing.deployment import free_layout
-from tests.pipeline.standalone import Standalone
+from tests.pipeline.standalone import SparkCluster
 
 ROOT = Path(__file__).parents[2]
 EVENTS = 5_000
@@ -23,7 +23,7 @@ def test_jobs_run_on_a_standalone_cluster_with_the_shipped_package(tmp_path: Pat
     from surecast import sync
 
     values = [b"value %d" % i for i in range(EVENTS)]
-    with Cluster(free_layout(tmp_path / "region", 1, 1)) as region:
+    with SurecastCluster(free_layout(tmp_path / "region", 1, 1)) as region:
         region.wait_ready(60)
         (replica,) = (node for node in region.layout.nodes if node.role == "replica")
         url = f"surecast://{replica.listen}"
@@ -31,13 +31,13 @@ def test_jobs_run_on_a_standalone_cluster_with_the_shipped_package(tmp_path: Pat
             stream = client.stream("from")
             stream.publish_many(values, keys=[b"%06d" % i for i in range(EVENTS)])
         pack_environment(tmp_path)
-        with Standalone(tmp_path) as cluster:
+        with SparkCluster(tmp_path) as spark_cluster:
             done = subprocess.run(
                 [
                     sys.executable,
                     "-m",
                     "tests.pipeline.standalone_jobs",
-                    cluster.url,
+                    spark_cluster.url,
                     url,
                     tmp_path,
                 ],
@@ -60,18 +60,25 @@ def test_jobs_run_on_a_standalone_cluster_with_the_shipped_package(tmp_path: Pat
     assert found["executors"] == 2
     assert found["read"] == [EVENTS, sum(map(zlib.crc32, values))]
     assert found["written"] == 1000
-    assert published == values[:1000], "not in sorted order"
+    assert published == values[:1000], "the events were not published in sorted order"
     assert (found["archived"], found["in the archive"]) == (EVENTS, EVENTS)
     assert found["failed"] == []
-    assert [task["n"] for task in found["swept"]] == [n * n for n in range(6)]
-    assert all("surecast.zip" in task["from"] for task in found["swept"]), "not the shipped package"
-    assert all(task["in"] == "archive" for task in found["swept"]), "not the shipped Python"
+    assert [task["n"] for task in found["tasks"]] == [n * n for n in range(6)]
+    assert all("surecast.zip" in task["package"] for task in found["tasks"]), (
+        "an executor imported another surecast"
+    )
+    assert all(task["python"] == "archive" for task in found["tasks"]), (
+        "an executor ran another Python"
+    )
 
 
 def pack_environment(folder: Path) -> None:
-    """Create a minimal `env.tar.gz` like venv-pack, and the folder it contains."""
+    """Create a folder `env` with a `bin/python`, and pack it as `env.tar.gz`, like venv-pack.
+
+    This Python sets PYTHON_OF, by which a task can show that it runs in it.
+    """
     python = folder / "env" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nIN=archive exec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\nPYTHON_OF=archive exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     shutil.make_archive(str(folder / "env"), "gztar", folder / "env")

@@ -13,7 +13,7 @@ from surecast.errors import UsageError
 from surecast.parts.workload import Zeta, Zipf, keys_at_ranks
 from surecast.pipeline.jobs import workload as module
 from surecast.pipeline.jobs.fit import Fit, Unjudged, _beyond, chi_square, goodness_of_fit
-from surecast.pipeline.jobs.insertions import Follower, slots_of
+from surecast.pipeline.jobs.insertions import Ranking, slots_of
 from surecast.pipeline.jobs.workload import Workload, block_of, law_of, plan_of, workload
 from surecast.pipeline.rows import DDL
 
@@ -32,8 +32,8 @@ KINDS = {
 def drawn(spec: Workload) -> tuple[np.ndarray, np.ndarray]:
     """The times and key ids of all events, computed without Spark."""
     plan = plan_of(spec)
-    follower = None if plan.slots is None else Follower(plan.slots)
-    blocks = [block_of(spec, plan, block, follower) for block in range(spec.blocks)]
+    ranking = None if plan.slots is None else Ranking(plan.slots)
+    blocks = [block_of(spec, plan, block, ranking) for block in range(spec.blocks)]
     times, ids = zip(*blocks, strict=True)
     return np.concatenate(times), np.concatenate(ids)
 
@@ -71,11 +71,11 @@ def test_keys_computed_in_blocks_equal_those_of_the_whole(
     expected = keys_at_ranks(new, ranks, initial)
     slots = slots_of(initial, ranks[new])
     before = initial + np.concatenate(([0], np.cumsum(new)))
-    continued = Follower(slots)
+    continued = Ranking(slots)
     for lo in range(0, new.size, block):
         part = slice(lo, lo + block)
-        for follower in (continued, Follower(slots)):
-            found = follower.keys(int(before[lo]), new[part], ranks[part])
+        for ranking in (continued, Ranking(slots)):
+            found = ranking.keys(int(before[lo]), new[part], ranks[part])
             assert found.tolist() == expected[part].tolist()
 
 

@@ -210,7 +210,7 @@ def test_a_region_goes_on_with_the_data_folders_of_its_servers(
 
 
 async def check_deleted(client: Client) -> None:
-    with pytest.raises(surecast.UsageError, match="knows no stream"):
+    with pytest.raises(surecast.UsageError, match="has no stream named"):
         await client.stream(stored_region.GONE, create=False)
     again = await client.stream(stored_region.GONE)
     assert await again.publish(b"again") == 1, "the name can be used again"

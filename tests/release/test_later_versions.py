@@ -143,7 +143,7 @@ def test_a_segment_that_was_not_checked_is_refused_when_it_is_read(folder: Path)
     data = path.read_bytes()
     store = SegmentStore(folder, StorageConfig(check="none"))
     disk = store.disk
-    with pytest.raises(StorageError, match="of a later version"):
+    with pytest.raises(StorageError, match="written by a later version"):
         sum(len(disk.read(log, 1, disk.end(log), 1 << 30)) for log in disk.logs())
     store.close()
     assert path.read_bytes() == data

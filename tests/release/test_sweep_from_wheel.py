@@ -12,7 +12,7 @@ import pytest
 from surecast.pipeline.session import find_java
 from surecast_lab.lab import experiments
 from surecast_lab.lab.points import source_digest
-from tests.pipeline.standalone import Standalone
+from tests.pipeline.standalone import SparkCluster
 from tests.release.bare import BareEnvironment
 from tests.release.test_dist import dist
 
@@ -32,7 +32,7 @@ def test_a_sweep_runs_on_a_standalone_cluster_from_the_wheel(tmp_path: Path) -> 
     assert "No module named 'surecast'" in workers.program("import surecast").stderr
     out = tmp_path / "out"
     (tmp_path / "cluster").mkdir()
-    with Standalone(tmp_path / "cluster", workers=1, python=workers.python) as cluster:
+    with SparkCluster(tmp_path / "cluster", workers=1, python=workers.python) as cluster:
         done = driver.run(
             "lab", "run", EXPERIMENT, "--quick", "--sweep", "--seeds", "1", "--json",
             "--master", cluster.url, "--out", str(out),

@@ -1,7 +1,9 @@
-"""A recording of an earlier build: this build reads, plays and writes the same bytes.
+"""A recording made by an earlier version: this version reads, replays and writes the same bytes.
 
-The bytes are in tests/fixtures/VERSION/recording; tests/golden_files.py explains how to rewrite
-them.
+A recording has the inputs and effects of a node between one start and its end (`core.record`). It
+begins with the name of the factory of the node's machine (`build`), the factory's arguments, and
+what was on the disk. The bytes of the golden recording are in tests/fixtures/VERSION/recording;
+tests/golden_files.py explains how to rewrite them.
 """
 
 from random import Random
@@ -47,7 +49,7 @@ from surecast.storage.memory import MemoryDisk
 from surecast.storage.store import apply
 
 LOG, OTHER, PUBLISHER = bytes(range(16)), bytes(16), bytes(range(0xA0, 0xB0))
-BUILD = "golden-clerk"
+FACTORY = "golden-clerk"  # the name of the factory of EveryEffect in the recording
 NAME = "recording/clerk.rec"
 
 
@@ -64,8 +66,11 @@ def rows(lo: int, count: int = 2) -> Batch:
     return batch.sequenced(lo, 1_700_000_000_000_000_000, 5)
 
 
-class Clerk:
-    """Uses each effect; its behaviour depends on its randomness, its arguments and its disk."""
+class EveryEffect:
+    """Returns each kind of effect; what it does depends on its random numbers and its disk.
+
+    It ignores `step_ns`, which only gives the recording an argument of the factory.
+    """
 
     def __init__(self, ctx: NodeContext, step_ns: int) -> None:
         self.disk, self.rng, self.step_ns = ctx.disk, ctx.rng, step_ns
@@ -89,7 +94,7 @@ class Clerk:
         return []
 
 
-FOUND = [
+ON_DISK_AT_START = [
     Saved("counts", b"5"),
     Saved("gone", None),
     Ends(LOG, 1, 0),
@@ -114,19 +119,23 @@ INPUTS: list[Any] = [
 ]
 
 
-class Life:
-    """Executes the items of a recording and records them again."""
+class Replayer:
+    """One incarnation of a node: executes the items of a recording and records them again."""
 
-    def __init__(self, node: str, build: str, args: dict[str, Any], seed: str, life: int) -> None:
+    def __init__(
+        self, node: str, factory: str, args: dict[str, Any], seed: str, incarnation: int
+    ) -> None:
         self.writer = Writer(Codec([Data, Beacon, Nak, Envelope]))
-        self.writer.opening(node, build, args, seed, life)
+        self.writer.opening(node, factory, args, seed, incarnation)
         self.disk = MemoryDisk()
-        self.clerk = Clerk(
-            NodeContext(node, Random(f"{seed}/{node}/{life}"), self.disk, life), **args
+        self.machine = EveryEffect(
+            NodeContext(node, Random(f"{seed}/{node}/{incarnation}"), self.disk, incarnation),
+            **args,
         )
         self.tokens: list[Any] = []
 
-    def find(self, item: Any) -> None:
+    def apply_and_record(self, item: Any) -> None:
+        """Execute one item: put a log or state on the disk, make a step, or close."""
         writer, disk = self.writer, self.disk
         match item:
             case Saved(name, data):
@@ -148,14 +157,18 @@ class Life:
                 self.step(item.now_ns, item.inp)
 
     def step(self, now_ns: int, inp: Any) -> None:
-        """Make a step as the drivers do; an answer's number is replaced by its effect's token."""
+        """Make a step as the drivers do.
+
+        A completion (Stored, Compacted, StoreFailed) in a recording has the number of the effect
+        that it completes. It is replaced by that effect's token.
+        """
         kind = type(inp)
         if kind in ANSWERS:
             token = self.tokens[inp.token - 1]
             inp = StoreFailed(token, inp.reason) if kind is StoreFailed else kind(token)
             if kind is Compacted:
                 self.disk.show(token)
-        effects = self.clerk.step(now_ns, inp)
+        effects = self.machine.step(now_ns, inp)
         self.writer.step(now_ns, inp, effects)
         for effect in effects:
             if type(effect) in ASKING:
@@ -165,27 +178,30 @@ class Life:
 
 
 def made() -> bytes:
-    life = Life("north/0", BUILD, {"step_ns": 10}, "7", 2)
-    for item in FOUND:
-        life.find(item)
+    replayer = Replayer("north/0", FACTORY, {"step_ns": 10}, "7", 2)
+    for item in ON_DISK_AT_START:
+        replayer.apply_and_record(item)
     for number, inp in enumerate(INPUTS):
-        life.find(inp) if isinstance(inp, Saved) else life.step(number * 10, inp)
-    life.find(Closed(0))
-    return life.writer.take()
+        if isinstance(inp, Saved):
+            replayer.apply_and_record(inp)
+        else:
+            replayer.step(number * 10, inp)
+    replayer.apply_and_record(Closed(0))
+    return replayer.writer.take()
 
 
-def test_the_golden_recording_is_written_equally() -> None:
+def test_the_golden_recording_is_written_with_the_same_bytes() -> None:
     stored = golden(NAME, made())
     assert made() == stored
     recording = Recording(stored, TYPES)
     header = recording.header
-    again = Life(header.node, header.build, header.args, header.seed, header.incarnation)
+    again = Replayer(header.node, header.build, header.args, header.seed, header.incarnation)
     for item in recording.items():
-        again.find(item)
+        again.apply_and_record(item)
     assert again.writer.take() == stored
 
 
-def test_the_contents_of_the_golden_recording_are_known() -> None:
+def test_the_golden_recording_has_the_expected_contents() -> None:
     recording = Recording(golden(NAME, made()), TYPES)
     assert recording.header.messages == [
         "golden/Envelope",
@@ -207,6 +223,6 @@ def test_the_contents_of_the_golden_recording_are_known() -> None:
 
 def test_the_golden_recording_is_replayed() -> None:
     golden(NAME, made())
-    played = play([FIXTURES / NAME], TYPES, {BUILD: lambda ctx, args: Clerk(ctx, **args)})
+    played = play([FIXTURES / NAME], TYPES, {FACTORY: lambda ctx, args: EveryEffect(ctx, **args)})
     assert played.difference is None, played.difference
     assert (played.steps, played.lives) == (11, {"north/0": 1})

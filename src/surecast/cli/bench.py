@@ -50,7 +50,7 @@ def geo(
         typer.Option(min=1, max=9, help="Replicas of each region. Default: 1 and 2."),
     ] = None,
     batch: Annotated[
-        list[int] | None, typer.Option(min=1, help="Events a batch. Default: 500 and 4000.")
+        list[int] | None, typer.Option(min=1, help="Events per batch. Default: 500 and 4000.")
     ] = None,
     durable: Durable = None,
     seconds: Seconds = 8.0,
@@ -82,7 +82,7 @@ def geo(
 def fanout(
     subscribers: Annotated[int, typer.Option(min=1, max=256, help="Reader processes.")] = 16,
     events: Annotated[int, typer.Option(min=1, help="Events for each reader.")] = 2_000_000,
-    batch: Annotated[int, typer.Option(min=1, help="Events a batch.")] = 500,
+    batch: Annotated[int, typer.Option(min=1, help="Events per batch.")] = 500,
     folder: Folder = DIR,
     as_json: Json = False,
 ) -> None:
@@ -96,7 +96,7 @@ def fanout(
 @bench.command()
 @loads("surecast_lab.bench.latency")
 def latency(
-    rate: Annotated[float, typer.Option(min=1, help="Events a second.")] = 2_000,
+    rate: Annotated[float, typer.Option(min=1, help="Events per second.")] = 2_000,
     seconds: Seconds = 10.0,
     durable: Durable = False,
     folder: Folder = DIR,
@@ -113,7 +113,7 @@ def latency(
 @loads("surecast_lab.bench.durable")
 def durable(
     batch: Annotated[
-        list[int] | None, typer.Option(min=1, help="Events a batch. Default: 500 and 4000.")
+        list[int] | None, typer.Option(min=1, help="Events per batch. Default: 500 and 4000.")
     ] = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks that publish single events.")] = 1_000,
     seconds: Seconds = 5.0,

@@ -42,7 +42,7 @@ Pairs = list[tuple[bytes | None, bytes]]
 @loads("surecast.client.connection")
 def publish(
     stream: Annotated[
-        str, typer.Argument(help="Its name, such as orders.eu; created if it does not exist.")
+        str, typer.Argument(help="Name of the stream, such as orders.eu; created if missing.")
     ],
     values: Annotated[list[str] | None, typer.Argument(help="The values of the events.")] = None,
     key: Annotated[str | None, typer.Option(help="The key of every value or line.")] = None,

@@ -42,7 +42,7 @@ def subscribe(
         str | None,
         typer.Option(help="Save the position under this name; the next run continues there."),
     ] = None,
-    count: Annotated[int, typer.Option(min=0, help="End after so many events; 0: no limit.")] = 0,
+    count: Annotated[int, typer.Option(min=0, help="End after this many events; 0: no limit.")] = 0,
     mesh: Annotated[
         bool,
         typer.Option(

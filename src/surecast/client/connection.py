@@ -94,7 +94,7 @@ class Client:
             return self
         self._check_not_closed()
         addresses = self._endpoint.link.addresses
-        waited_for = f"an answer of {show_url(addresses)}" if addresses else "the region to start"
+        waited_for = f"an answer from {show_url(addresses)}" if addresses else "the region to start"
         async with within(self._open_s if timeout is None else timeout, waited_for):
             await self._open()
         return self
@@ -179,8 +179,9 @@ class Client:
             left = self._unacknowledged
             raise timed_out(
                 limit_s,
-                f"{left} batches to be acknowledged, and for the positions of subscriptions to be "
-                "stored: they may or may not be. The client is closed",
+                f"{left} {'batch' if left == 1 else 'batches'} to be acknowledged, and for the "
+                "positions of subscriptions to be stored; both may or may not have happened. The "
+                "client is closed",
                 maybe_taken=left > 0,
             ) from None
 
@@ -278,9 +279,9 @@ class Client:
         """
         self._check()
         if schema is not None:
-            raise NotSupported("schema= comes with a later version; events are bytes")
+            raise NotSupported("schema= is not implemented yet: the values of events are bytes")
         if not isinstance(delivery, str):
-            raise UsageError(f"delivery is the name of a delivery, not {delivery!r}")
+            raise UsageError(f"delivery is a name such as 'broadcast', not {delivery!r}")
         policy = None if retain is None else as_policy(retain)
         if policy is not None:
             check_policy(policy)
@@ -292,9 +293,10 @@ class Client:
                 raise UsageError("create=False opens a stream as it is: leave out other options")
             known = await self.streams(name, timeout=timeout)
             if not known:
-                raise UsageError(f"this region knows no stream {name!r}")
+                raise UsageError(f"this region has no stream named {name!r}")
             return Stream(self, known[0], self._endpoint.outbox(known[0]))
-        async with within(timeout, f"the region to open {name!r}; it may still be created"):
+        waited_for = f"the region to open {name!r}; the stream may still be created"
+        async with within(timeout, waited_for):
             info = await self._endpoint.open_stream(name, spec)
         return Stream(self, info, self._endpoint.outbox(info))
 
@@ -434,7 +436,8 @@ class Client:
         check_start(start)
         begin: Any = AtTime(ns_of(start)) if isinstance(start, datetime) else start
         wanted = [streams] if isinstance(streams, str) else streams
-        async with within(timeout, f"the region to reset {name!r}; it may still be reset"):
+        waited_for = f"the region to reset {name!r}; the subscription may still be reset"
+        async with within(timeout, waited_for):
             return await self._named.reset(name, begin, wanted, force)
 
     async def delete_subscription(
@@ -445,7 +448,8 @@ class Client:
         Raises UnknownSubscription if there is none.
         """
         self._check()
-        async with within(timeout, f"the region to delete {name!r}; it may still be deleted"):
+        waited_for = f"the region to delete {name!r}; the subscription may still be deleted"
+        async with within(timeout, waited_for):
             await self._named.delete(name, force)
 
     @property
@@ -469,7 +473,9 @@ class Client:
         check_stop(stop)
         timeout_s = seconds_of(timeout)
         if where is not None:
-            raise NotSupported("where= comes with delivery='filtered', in a later version")
+            raise NotSupported(
+                "where= is not implemented yet (it is planned for delivery='filtered')"
+            )
         if ack not in ("auto", "manual"):
             raise UsageError(f'ack is "auto" or "manual", not {ack!r}')
         if ack == "manual" and name is None:

@@ -107,7 +107,7 @@ class Stream:
             return await self._outbox.publish(value, key, tag)
         limit = within(
             timeout,
-            f"the acknowledgement of an event of {self.name!r}; it may still be published",
+            f"the acknowledgement of an event of {self.name!r}; the event may still be published",
             maybe_taken=True,
         )
         async with limit:
@@ -117,7 +117,9 @@ class Stream:
             except asyncio.CancelledError:
                 if self._outbox.waits_for_room(future):
                     limit.maybe_taken = False
-                    limit.what = f"room to publish an event of {self.name!r}; it is not published"
+                    limit.what = (
+                        f"room to publish an event of {self.name!r}; the event is not published"
+                    )
                 raise
 
     def publish_soon(
@@ -174,7 +176,7 @@ class Stream:
         named publisher that was published before, and whose positions are not known any more). For
         connectors that build their own batches.
         """
-        waited_for = f"room to publish a batch of {self.name!r}; it may still be published"
+        waited_for = f"room to publish a batch of {self.name!r}; the batch may still be published"
         async with within(timeout, waited_for, maybe_taken=True):
             return await send(self._outbox, Chunk(batch, batch.nbytes))
 
@@ -226,7 +228,10 @@ class Stream:
             )
         if isinstance(which, TagIs) and not isinstance(self.retain, KeepAll):
             raise UsageError(f"tag_is needs a stream that keeps all events; {self!r} does not")
-        waited_for = f"the acknowledgement of collect() on {self.name!r}; it may still be declared"
+        waited_for = (
+            f"the acknowledgement of collect() on {self.name!r}; the events may still be declared "
+            "obsolete"
+        )
         check_predicate(which)
         value = encode_collect(Collect(which))
         if len(value) > self._outbox.options.event_bytes_max:
@@ -248,7 +253,9 @@ class Stream:
         position 1; regions that are cut off keep the old one until they are reachable again.
         """
         self._client._check_verb(self._info, "delete", "delete()")
-        waited_for = f"the acknowledgement of delete() on {self.name!r}; it may still be deleted"
+        waited_for = (
+            f"the acknowledgement of delete() on {self.name!r}; the stream may still be deleted"
+        )
         return await self._publish_rule(CONFIG, encode_policy(End()), timeout, waited_for)
 
     async def _publish_rule(

@@ -167,7 +167,9 @@ class Subscription:
         default is the `timeout` of the subscription.
         """
         limit = self._timeout_s if timeout is None else timeout
-        async with within(limit, f"the region to say where {self._task.spec.pattern!r} begins"):
+        pattern = self._task.spec.pattern
+        waited_for = f"the region to report where the subscription to {pattern!r} starts"
+        async with within(limit, waited_for):
             await self._buffer.ready()
         return self
 
@@ -198,7 +200,7 @@ class Subscription:
             return  # the stream was deleted: there is no position to store
         waited_for = (
             f"position {end} of {stream!r} to be stored for the subscription named "
-            f"{buffer.cursor.name!r}; it may be stored later"
+            f"{buffer.cursor.name!r}; the position may be stored later"
         )
         async with within(timeout, waited_for):
             buffer.acknowledge(progress, end)
@@ -217,7 +219,7 @@ class Subscription:
         await self._close(leaving(asyncio.current_task()), timeout)
 
     async def _close(self, by: object, timeout: Timeout = None) -> None:
-        waited_for = f"{self!r} to store its position; it is closed in the background"
+        waited_for = f"{self!r} to store its position; the subscription is closed in the background"
         async with within(timeout, waited_for):
             await self._task.close(by=by)
 

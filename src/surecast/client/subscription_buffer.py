@@ -214,7 +214,9 @@ class SubscriptionBuffer:
         subscription is closed or everything below its stop was read."""
         self._finish_current()
         if self._waiter is not None:
-            raise UsageError("two tasks iterate over one subscription: give each its own")
+            raise UsageError(
+                "two tasks iterate over one subscription: create a subscription for each task"
+            )
         self.consumer = asyncio.current_task()
         if self._turn_rows >= self.options.turn_rows_max:
             self._turn_rows = 0

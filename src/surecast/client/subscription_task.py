@@ -57,7 +57,7 @@ def check_start(start: Start) -> None:
     elif type(start) is int:
         check_position("start", start)
     elif not isinstance(start, str) or start not in ("earliest", "latest"):
-        raise UsageError(f'start is "earliest", "latest", a seq or a datetime, not {start!r}')
+        raise UsageError(f'start is "earliest", "latest", a position or a datetime, not {start!r}')
 
 
 def check_stop(stop: Stop | None) -> None:
@@ -70,7 +70,7 @@ def check_stop(stop: Stop | None) -> None:
         if not 1 <= stop <= SEQ_END_MAX:
             raise UsageError(f"stop is a position from 1 to {SEQ_END_MAX:,}, not {shown(stop)}")
     elif not isinstance(stop, str) or stop != "latest":
-        raise UsageError(f'stop is "latest", a seq, a datetime or None, not {stop!r}')
+        raise UsageError(f'stop is "latest", a position, a datetime or None, not {stop!r}')
 
 
 def leaving(caller: object) -> object:

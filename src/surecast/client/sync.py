@@ -374,7 +374,9 @@ class Stream:
 
     def publish_batch(self, batch: Batch, *, timeout: Timeout = None) -> tuple[int, int]:
         """Publish a batch as it is, and wait; see `surecast.Stream.publish_batch`."""
-        waited_for = f"the acknowledgement of a batch of {self.name!r}; it may still be published"
+        waited_for = (
+            f"the acknowledgement of a batch of {self.name!r}; the batch may still be published"
+        )
 
         async def work() -> tuple[int, int]:
             async with within(timeout, waited_for, maybe_taken=True):

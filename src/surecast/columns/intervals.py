@@ -1,10 +1,11 @@
-"""IntervalSet: a set of positions, held as sorted half-open runs that never touch.
+"""IntervalSet: a set of positions, stored as sorted half-open runs with gaps between them.
 
-Two uses matter. A window of outstanding requests has about ten runs and changes by one range at a
-time: a bisection and a small move in two flat arrays. The voids of a keyed stream have 10^5 runs,
-and each batch adds a thousand scattered positions. Those are collected in a buffer and merged in
-bulk once there are four times as many of them as runs, so a position costs some tens of nanoseconds
-however fragmented the set is. Queries include the buffer; most of them merge it first.
+It is built for two uses. A window of outstanding requests has about ten runs and changes by one
+range at a time. Such a change is a bisection and a small move in two flat arrays. The voids of a
+keyed stream have 10^5 runs, and each batch of events adds a thousand scattered positions. Scattered
+positions are collected in a buffer. They are merged in bulk when the buffer has four times as many
+positions as the set has runs. So adding a position takes some tens of nanoseconds, however
+fragmented the set is. Queries include the buffer; most of them merge it first.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ Positions = npt.NDArray[np.int64]
 
 POSITION_MAX = 1 << 61  # all positions are below this
 _ONE_BY_ONE = 4  # up to this many positions, single insertions are faster than the bulk path
+_FEW_CLIPS = 4  # up to this many runs, `intersection` clips the other set by each of them
 _FEW_RUNS = 16  # up to this many runs, adding them one by one is faster than a merge
 _BUFFER_MIN = 8192
-_LOOKS = 8  # `clip` merges the buffer after scanning this many times its cost of merging
-_WORD_EACH = 2  # one word of the sort's bit map for so many positions: 32 bits a position
+_SCANS_PER_MERGE = 8  # `clip` scans up to this many times what a merge would read, then it merges
+_POSITIONS_PER_WORD = 2  # the bit map of the sort has a 64-bit word for this many positions
 
 
 class IntervalSet:
@@ -53,7 +55,7 @@ class IntervalSet:
         hi_array = np.asarray(his, np.int64)
         full = lo_array < hi_array
         made = cls()
-        made._take(*_union(lo_array[full], hi_array[full]))
+        made._set_runs(*_union(lo_array[full], hi_array[full]))
         return made
 
     def copy(self) -> IntervalSet:
@@ -78,7 +80,7 @@ class IntervalSet:
                 his[-1] = hi
         else:
             first = bisect_left(his, lo)  # the first run that reaches lo
-            last = bisect_right(los, hi)  # the first run wholly above hi
+            last = bisect_right(los, hi)  # the first run that begins above hi
             if first == last:
                 los.insert(first, lo)
                 his.insert(first, hi)
@@ -123,8 +125,8 @@ class IntervalSet:
             return
         self._settle()
         los, his = self._los, self._his
-        first = bisect_right(his, lo)  # the first run with something above lo
-        last = bisect_left(los, hi)  # the first run starting at or above hi
+        first = bisect_right(his, lo)  # the first run that ends above lo
+        last = bisect_left(los, hi)  # the first run that begins at or above hi
         if first >= last:
             return
         head, tail = los[first], his[last - 1]
@@ -164,7 +166,7 @@ class IntervalSet:
 
     def intersection(self, other: IntervalSet) -> IntervalSet:
         small, large = (self, other) if self.runs <= other.runs else (other, self)
-        if small.runs <= _ONE_BY_ONE:
+        if small.runs <= _FEW_CLIPS:
             made = IntervalSet()
             for lo, hi in small:
                 part = large.clip(lo, hi)
@@ -188,13 +190,13 @@ class IntervalSet:
     def clip(self, lo: int, hi: int) -> IntervalSet:
         """The positions of [lo, hi) that are in the set.
 
-        Scans the buffer instead of merging it, until so much was scanned that merging would have
-        been cheaper. So this is fast with and without additions between the calls.
+        Scans the buffer instead of merging it, until the scans have taken longer than a merge. So
+        this is fast with and without additions between the calls.
         """
         made = IntervalSet()
         if lo >= hi:
             return made
-        if self._looked > _LOOKS * (len(self._los) + self._buffered):
+        if self._looked > _SCANS_PER_MERGE * (len(self._los) + self._buffered):
             self._settle()
         los, his = self._los, self._his
         first = bisect_right(his, lo)
@@ -345,15 +347,15 @@ class IntervalSet:
         if numbers.size == 0 or numbers[0] > runs_max or numbers.size != 1 + 2 * numbers[0]:
             raise PeerError("interval set: run count does not match its bytes, or is too high")
         steps = numbers[1:]
-        # There is a gap before every run, so only the first step may be 0. The sum in floats does
-        # not overflow, and so detects sums that would wrap around in integers.
+        # Steps are gaps and lengths in turn. Only the first gap may be 0: then the first run begins
+        # at position 0. The sum is computed in floats because a sum of integers could wrap around.
         if steps.size and (steps[1:].min() < 1 or steps.sum(dtype=np.float64) > POSITION_MAX):
-            raise PeerError("interval set: an empty or touching run, or a position out of range")
+            raise PeerError("interval set: an empty run, adjacent runs, or a position out of range")
         edges = np.cumsum(steps)
         if steps.size and edges[-1] > POSITION_MAX:
             raise PeerError("interval set: a position out of range")
         made = cls()
-        made._take(edges[0::2], edges[1::2])
+        made._set_runs(edges[0::2], edges[1::2])
         return made
 
     # ------------------------------------------------------------ inside
@@ -363,7 +365,7 @@ class IntervalSet:
         self._settle()
         return np.frombuffer(self._los, np.int64), np.frombuffer(self._his, np.int64)
 
-    def _take(self, los: Positions, his: Positions) -> None:
+    def _set_runs(self, los: Positions, his: Positions) -> None:
         self._los = array("q", los.tobytes())
         self._his = array("q", his.tobytes())
 
@@ -385,7 +387,7 @@ class IntervalSet:
 
     def _settle_compiled(self, added: Positions, kernels: Kernels) -> None:
         ordered = np.empty(added.size, np.int64)
-        bits = np.empty(added.size // _WORD_EACH + 1, np.uint64)
+        bits = np.empty(added.size // _POSITIONS_PER_WORD + 1, np.uint64)
         size = kernels.sort(added, ordered, np.empty(kernels.digits, np.int64), bits)
         added = ordered[:size]
         keep = bisect_left(self._his, int(added[0]))
@@ -437,8 +439,8 @@ def use_kernels(kernels: Kernels) -> None:
 def _union(los: Positions, his: Positions) -> tuple[Positions, Positions]:
     """Merge non-empty ranges in any order.
 
-    With starts and ends sorted separately, a run begins at the i-th start exactly if i ends lie
-    strictly below it: then all i ranges that began before have ended.
+    Starts and ends are sorted separately, and counted from 0. A run of the union begins at the i-th
+    start if and only if i ends are strictly below it: all i ranges that begin before it have ended.
     """
     if los.size == 0:
         return los, his
@@ -458,5 +460,5 @@ def _meet(los: Positions, his: Positions, los2: Positions, his2: Positions) -> I
     steps = np.arange(mine.size) - np.repeat(np.cumsum(counts) - counts, counts)
     theirs = first[mine] + steps
     made = IntervalSet()
-    made._take(np.maximum(los[mine], los2[theirs]), np.minimum(his[mine], his2[theirs]))
+    made._set_runs(np.maximum(los[mine], los2[theirs]), np.minimum(his[mine], his2[theirs]))
     return made

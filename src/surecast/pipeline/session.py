@@ -32,7 +32,13 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from surecast.errors import UsageError
-from surecast.pipeline.settings import APP, LOG_LEVEL, others_say, set_python, work_out
+from surecast.pipeline.settings import (
+    APP,
+    LOG_LEVEL,
+    set_python,
+    settings_of_others,
+    settings_to_apply,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,17 +66,17 @@ def spark_session(
     """
     if (running := running_session()) is not None:
         return running
-    said = dict(conf or {})
+    callers = dict(conf or {})
     if master is None:
-        master = said.get("spark.master", os.environ.get("SPARK_REMOTE"))
+        master = callers.get("spark.master", os.environ.get("SPARK_REMOTE"))
     if master is not None:
         _check_master(master)
         if master.startswith("sc://"):
-            return _connect(master, app or APP, said)
-        said["spark.master"] = master
+            return _connect(master, app or APP, callers)
+        callers["spark.master"] = master
     if app is not None:
-        said["spark.app.name"] = app
-    return _fitted(_start(said, others_say(), log_level or LOG_LEVEL), log_level)
+        callers["spark.app.name"] = app
+    return _fitted(_start(callers, settings_of_others(), log_level or LOG_LEVEL), log_level)
 
 
 def _fitted(known: Mapping[str, str], log_level: str | None) -> SparkSession:
@@ -106,7 +112,7 @@ def running_session() -> SparkSession | None:
         return None
 
 
-def _start(said: Mapping[str, str], theirs: Mapping[str, str], log_level: str) -> dict[str, str]:
+def _start(callers: Mapping[str, str], others: Mapping[str, str], log_level: str) -> dict[str, str]:
     """Start a JVM, unless one is running, and Spark in it; return the effective settings."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark import SparkConf, SparkContext
@@ -114,8 +120,8 @@ def _start(said: Mapping[str, str], theirs: Mapping[str, str], log_level: str) -
     from pyspark.java_gateway import launch_gateway
 
     has_jvm = SparkContext._gateway is not None
-    settings = work_out(said, theirs, has_jvm=has_jvm, log_level=log_level)
-    known = {**theirs, **settings}
+    settings = settings_to_apply(callers, others, has_jvm=has_jvm, log_level=log_level)
+    known = {**others, **settings}
     set_python(known)
     # A new JVM reads the other settings itself; a running one may have those of an earlier session.
     overrides = known if has_jvm else settings

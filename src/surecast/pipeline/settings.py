@@ -16,26 +16,28 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-__all__ = ["APP", "LOCAL", "LOG_LEVEL", "others_say", "set_python", "work_out"]
+__all__ = ["APP", "LOCAL", "LOG_LEVEL", "set_python", "settings_of_others", "settings_to_apply"]
 
 LOCAL: Final = "local[*]"
 APP: Final = "surecast"
 LOG_LEVEL: Final = "ERROR"
-ARROW_ROWS: Final = 20_000  # rows a batch between the JVM and Python
+ARROW_ROWS: Final = 20_000  # rows per Arrow batch between the JVM and Python
 DRIVER_MEMORY: Final = "2g"
-AT_START: Final = ("spark.driver.memory", "spark.driver.extraJavaOptions")  # only for a new JVM
+# These have an effect only when the JVM starts.
+AT_START: Final = ("spark.driver.memory", "spark.driver.extraJavaOptions")
 _OPTIONS: Final = {
     "--master": "spark.master",
     "--name": "spark.app.name",
     "--driver-memory": "spark.driver.memory",
     "--driver-java-options": "spark.driver.extraJavaOptions",
 }
-# Arrow in Java checks the bounds of every value again: a seventh of the time of a read.
+# These flags switch off Arrow's checks of bounds and nulls in Java, at each access to a value. The
+# checks take a seventh of the time of a read.
 _ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 
-# Spark logs one line per problem to stderr. (The gateway is listed because it otherwise prints
-# three lines about its level if that differs from the root's. The other loggers describe at length
-# failures that reach the caller as exceptions.)
+# With this configuration Spark logs to stderr, one line per problem. The loggers that are off write
+# long reports of failures that the caller receives as exceptions. The gateway has its own entry
+# because it prints three lines about its level if that differs from the root logger's.
 _LOG4J: Final = """\
 rootLogger.level = {level}
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
@@ -57,16 +59,16 @@ appender.stderr.layout.pattern = %p %c{{1}}: %m%n%ex{{short}}
 """
 
 
-def work_out(
-    said: Mapping[str, str], theirs: Mapping[str, str], *, has_jvm: bool, log_level: str
+def settings_to_apply(
+    callers: Mapping[str, str], others: Mapping[str, str], *, has_jvm: bool, log_level: str
 ) -> dict[str, str]:
-    """The settings to apply: the caller's (`said`), and our defaults for those that no other source
-    (`theirs`) gives."""
-    master = said.get("spark.master", theirs.get("spark.master", LOCAL))
-    ours = {"spark.master": LOCAL, "spark.app.name": APP}
-    ours |= _defaults(master.startswith("local"), log_level)
-    taken = theirs.keys() | (set(AT_START) if has_jvm else set())
-    return {**{name: value for name, value in ours.items() if name not in taken}, **said}
+    """The settings of the caller (`callers`), and our defaults where neither the caller nor another
+    source (`others`) has a value."""
+    master = callers.get("spark.master", others.get("spark.master", LOCAL))
+    defaults = {"spark.master": LOCAL, "spark.app.name": APP}
+    defaults |= _defaults(master.startswith("local"), log_level)
+    omitted = others.keys() | (set(AT_START) if has_jvm else set())
+    return {**{name: value for name, value in defaults.items() if name not in omitted}, **callers}
 
 
 def set_python(known: Mapping[str, str]) -> None:
@@ -80,7 +82,7 @@ def set_python(known: Mapping[str, str]) -> None:
 # ---------------------------------------------------------------- other sources
 
 
-def others_say() -> dict[str, str]:
+def settings_of_others() -> dict[str, str]:
     """The settings from all sources except the caller and our defaults."""
     return {**_spark_defaults(), **_submit_args(), **_submitted()}
 

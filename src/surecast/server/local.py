@@ -1,12 +1,14 @@
-"""A region inside the caller's own event loop: one replica and its witness, on loopback.
+"""A region inside the caller's own event loop, on loopback: one replica, and its witness.
+
+A *witness* is the configuration service of a chain: it decides which replicas are its members.
 
     region = LocalRegion()
     await region.start()
     client = surecast.connect(region.url)
     await region.stop()
 
-It is the real server without its process. With a data folder, acknowledged events are available
-again after the next start; without one they are lost with the object.
+This runs the code of the real server in the caller's process. With a data folder, acknowledged
+events are available again after the next start. Without one they are lost when the region stops.
 """
 
 from dataclasses import fields
@@ -27,6 +29,11 @@ class LocalRegion:
     def __init__(
         self, data_dir: Path | str | None = None, name: str = "local", start: str = "ask"
     ) -> None:
+        """`data_dir` is the data folder; None: keep everything in memory.
+
+        `start` says what to do with a damaged folder. With "ask", starting raises StorageError.
+        With "trust", the region continues with what can be read.
+        """
         if start not in ("ask", "trust"):
             raise ConfigError(f"start is {start!r}; use 'ask' or 'trust'")
         replica = f"{name}-1"
@@ -40,14 +47,15 @@ class LocalRegion:
                     "http": "",
                 },
                 "regions": {name: {"replicas": {replica: "127.0.0.1:0"}}},
-                **{role: {"start": start} for role in _with_start()},
+                **{role: {"start": start} for role in _roles_with_start()},
             }
         )
         self.trusting = start == "trust"
         self.server: RegionServer | None = None
 
     async def start(self) -> None:
-        """Listen. The chain is founded a moment later; clients wait for it."""
+        """Listen for clients. The chain is created a moment after this returns; until then
+        requests of clients wait."""
         if self.server is not None:
             raise UsageError("this region is running already; stop it first")
         server = RegionServer(self.config)
@@ -60,7 +68,8 @@ class LocalRegion:
         self.server = server
 
     def _check(self, server: RegionServer) -> None:
-        """Raise StorageError if the disk is damaged: a region in a program has no alarms."""
+        """Raise StorageError if the disk is damaged. A server would report this as an alarm, which
+        nobody would see here."""
         if self.trusting:
             return
         if why := server.chain().damage:
@@ -86,7 +95,7 @@ class LocalRegion:
         return f"surecast://{show_address(address)}"
 
 
-def _with_start() -> list[str]:
-    """The roles with the setting `start`: how far to trust the disk when starting."""
+def _roles_with_start() -> list[str]:
+    """The roles that have the setting `start`: whether to trust the disk after a start."""
     known = roles().items()
     return [name for name, role in known if "start" in {key.name for key in fields(role.config)}]

@@ -10,9 +10,9 @@ __all__ = ["Background", "Closing"]
 
 # Pause between slices of work. A thread that only releases the interpreter's lock gets it back
 # before a waiting thread is awake; a thread that sleeps does not.
-_BREATH_S: Final = 0.0001
+_PAUSE_S: Final = 0.0001
 
-Work = Callable[[Callable[[], None]], Any]  # gets `breathe`, to be called between slices
+Work = Callable[[Callable[[], None]], Any]  # gets `between_slices`, to be called between slices
 
 
 class Closing(Exception):
@@ -53,10 +53,10 @@ class Background:
             self._work.notify()
         self._thread.join()
 
-    def _breathe(self) -> None:
+    def _between_slices(self) -> None:
         if self._closing:
             raise Closing
-        time.sleep(_BREATH_S)
+        time.sleep(_PAUSE_S)
 
     def _run(self) -> None:
         while True:
@@ -67,7 +67,7 @@ class Background:
                     return
                 what, work = self._jobs.popleft()
             try:
-                result = work(self._breathe)
+                result = work(self._between_slices)
             except Closing:
                 return
             except Exception as problem:

@@ -72,7 +72,9 @@ def read_mark(path: Path) -> EndsMark | None:
     if marks:
         return max(marks)
     if is_later(data[:4], _MAGIC) and is_later(data[_STRIDE : _STRIDE + 4], _MAGIC):
-        raise StorageError(f"{path}: of a later version: it starts with {data[:4]!r}")
+        raise StorageError(
+            f"{path} was written by a later version of Surecast: it starts with {data[:4]!r}"
+        )
     raise Damaged(f"{path}: damaged: no checksum in it matches")
 
 

@@ -60,7 +60,7 @@ def read_manifest(path: Path) -> Manifest:
     if len(data) < _HEAD.size or _HEAD.unpack_from(data)[1:] != (_crc(body), len(body)):
         if is_later(data[:4], _MAGIC):
             raise StorageError(
-                f"{path}: a manifest of a later version: it starts with {data[:4]!r}"
+                f"{path} was written by a later version of Surecast: it starts with {data[:4]!r}"
             )
         raise Damaged(f"{path}: damaged: its checksum does not match")
     try:

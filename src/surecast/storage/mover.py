@@ -39,7 +39,7 @@ __all__ = ["Job", "Mover", "Snapshot"]
 
 log = logging.getLogger("surecast.storage")
 
-Breathe = Callable[[], None]
+BetweenSlices = Callable[[], None]
 
 _TAKEN_ALONG: Final = 4  # old bytes that a move may rewrite, in multiples of journal_bytes_max
 
@@ -90,16 +90,16 @@ class Mover:
     # ------------------------------------------------------------ moves
 
     def move(
-        self, snapshot: Snapshot, journal: int, breathe: Breathe
+        self, snapshot: Snapshot, journal: int, between_slices: BetweenSlices
     ) -> list[tuple[LogId, list[Group]]]:
         """Write `snapshot`, at which `journal` begins, to segments and a new manifest. Returns the
         new groups of each log."""
         self.scopes.update(snapshot.scopes)
         try:
-            written = self._write(self._plan(snapshot, thrifty=True), breathe)
+            written = self._write(self._plan(snapshot, thrifty=True), between_slices)
         except StorageError as problem:  # an old extent that it would rewrite cannot be read
             log.error("%s; it is not rewritten", problem)
-            written = self._write(self._plan(snapshot, thrifty=False), breathe)
+            written = self._write(self._plan(snapshot, thrifty=False), between_slices)
         after = {name: pieces for name, pieces in self._logs.items() if name not in snapshot.logs}
         after.update({name: [g.extent for g in groups] for name, groups in written.items()})
         try:
@@ -164,10 +164,10 @@ class Mover:
         return size
 
     def _write(
-        self, groups: dict[LogId, list[Group]], breathe: Breathe
+        self, groups: dict[LogId, list[Group]], between_slices: BetweenSlices
     ) -> dict[LogId, list[Group]]:
         """Write new groups to segments and sync these. Returns all groups with their extents."""
-        with _Segments(self, breathe) as segments:
+        with _Segments(self, between_slices) as segments:
             done: dict[LogId, list[Group]] = {}
             for name, planned in groups.items():
                 done[name] = [
@@ -213,14 +213,14 @@ class Mover:
 
     # ------------------------------------------------------------ compactions
 
-    def compact(self, job: Job, breathe: Breathe) -> list[Any]:
+    def compact(self, job: Job, between_slices: BetweenSlices) -> list[Any]:
         """Returns the pieces that replace the range. Raises OSError or StorageError."""
         effect = job.effect
-        batches = _read_slowly(job.pieces, effect.lo, effect.hi, breathe)
+        batches = _read_slowly(job.pieces, effect.lo, effect.hi, between_slices)
         made = compacted(batches, effect.voids, effect.rows_max)
         if sum(batch.nbytes for batch in made) <= self._config.inline_bytes_max:
             return [own(batch) for batch in made]  # copies: views would keep a segment mapped
-        with _Segments(self, breathe) as segments:
+        with _Segments(self, between_slices) as segments:
             extents = [segments.write(effect.log, made)]
             segments.finish()
         return list(extents)
@@ -234,11 +234,11 @@ class Mover:
             segments.finish()
         return made
 
-    def new_segment(self, breathe: Breathe) -> tuple[int, SegmentWriter]:
+    def new_segment(self, between_slices: BetweenSlices) -> tuple[int, SegmentWriter]:
         number = self._segment_next
         self._segment_next += 1
         path = self._folder.segment(number)
-        return number, SegmentWriter(path, number, breathe, self._folder.file_mode)
+        return number, SegmentWriter(path, number, between_slices, self._folder.file_mode)
 
     @property
     def segment_bytes_max(self) -> int:
@@ -275,7 +275,7 @@ def _holes(pieces: Sequence[Any]) -> Holes:
     return [(piece.lo, piece.hi, piece.why) for piece in pieces if type(piece) is Hole]
 
 
-def _read_slowly(pieces: list[Any], lo: int, hi: int, breathe: Breathe) -> list[Batch]:
+def _read_slowly(pieces: list[Any], lo: int, hi: int, between_slices: BetweenSlices) -> list[Batch]:
     """Like `batches_of`, with a pause after each megabyte."""
     out: list[Batch] = []
     while lo < hi:
@@ -283,16 +283,16 @@ def _read_slowly(pieces: list[Any], lo: int, hi: int, breathe: Breathe) -> list[
         assert batches, "the pieces of a compaction do not cover its range"
         out += batches
         lo = batches[-1].hi
-        breathe()
+        between_slices()
     return out
 
 
 class _Segments:
     """Writes segments one after the other; removes all of them if an error leaves the block."""
 
-    def __init__(self, mover: Mover, breathe: Breathe) -> None:
+    def __init__(self, mover: Mover, between_slices: BetweenSlices) -> None:
         self._mover = mover
-        self._breathe = breathe
+        self._between_slices = between_slices
         self._numbers: list[int] = []
         self._writer: SegmentWriter | None = None
 
@@ -326,7 +326,7 @@ class _Segments:
             self._end()
             writer = None
         if writer is None:
-            number, writer = self._mover.new_segment(self._breathe)
+            number, writer = self._mover.new_segment(self._between_slices)
             self._numbers.append(number)
             self._writer = writer
         return writer

@@ -201,13 +201,18 @@ def _check_opening(data: memoryview, journal: int, sure: int) -> None:
             return
     if sure and not is_later(opening, _MAGIC):
         return
-    raise StorageError(f"not a journal, or one of a later version: it starts with {opening!r}")
+    raise StorageError(
+        f"not a journal, or written by a later version of Surecast: it starts with {opening!r}"
+    )
 
 
 def _read(data: memoryview, at: int, journal: int) -> tuple[int, Any]:
     kind, scope, count, crc, nbytes, _, _, log = _read_head(data, at, journal)
     if kind not in _KINDS:
-        raise StorageError(f"the record at offset {at:,} is of kind {kind}: of a later version?")
+        raise StorageError(
+            f"the record at offset {at:,} has the unknown kind {kind}: was it written by a later "
+            "version of Surecast?"
+        )
     start = at + HEAD_SIZE
     end = start + nbytes + -nbytes % 8
     if end > len(data):

@@ -1,16 +1,19 @@
-"""The file of a segment: the frames of runs of batches of several logs, followed by indices.
+"""The file of a segment: batches of several logs, followed by indices.
+
+A *frame* is an encoded batch, with the same bytes as on the wire. A *run* is a sequence of batches
+of one log; its frames are adjacent in the file.
 
     header      32 bytes: magic, number of the segment, CRC
-    frames      of each run back to back, byte for byte as they came over the wire
-    indices     of each run four columns: first position, offset, time and rows of each batch
-    directory   72 bytes a run: log, positions, where its frames and index are, their CRCs, scope
+    frames      the frames of all runs, one run after the other
+    indices     four columns for each run: first position, offset, time and rows of each batch
+    directory   72 bytes for each run: log, positions, where its frames and index are, CRCs, scope
     footer      32 bytes: where the directory is, CRCs, magic
 
 A segment is written once, synced, and never changed. It is read through a memory map; batches are
-views into it. Every byte is covered by a checksum: those of frames are verified at each read, the
-others when the segment is mapped or a run is first used. A run's frames also have a common
-checksum, so that a whole file is checked with few calls (`check.py`). docs/storage.md has the
-layout byte by byte.
+views into it. Every byte is covered by a checksum. The checksum of a frame is verified at each read
+of the frame; that of an index when its run is first used; the others when the file is mapped. Each
+run also has one checksum over all its frames, with which `check.py` verifies a whole file in few
+calls. docs/storage.md has the layout byte by byte.
 """
 
 import mmap
@@ -38,11 +41,11 @@ _MAGIC: Final = b"SCS\xf1"
 _HEADER: Final = struct.Struct("<4s4xQ12xI")  # magic, number, CRC
 _RUN: Final = struct.Struct("<16sQQQQQIIII")  # the fields of Run
 _FOOTER: Final = struct.Struct("<QIIQ4sI")  # directory_at, runs, its CRC, size, magic, CRC
-_COLUMNS: Final = 4  # of an index
-_SLICE_BYTES: Final = 256 << 10  # written at a time
-_SLICE_BATCHES: Final = 64
+_COLUMNS: Final = 4  # columns of an index
+_SLICE_BYTES: Final = 256 << 10  # a slice is written after this many bytes
+_SLICE_BATCHES: Final = 64  # or after this many batches
 
-FRAMES_AT: Final = _HEADER.size  # where the first frame is
+FRAMES_AT: Final = _HEADER.size  # offset of the first frame
 INDEX_ENTRY: Final = 8 * _COLUMNS  # bytes of an index for each batch
 
 Numbers = npt.NDArray[np.int64]
@@ -53,30 +56,30 @@ class Misplaced(Damaged):
 
 
 class Run(NamedTuple):
-    """Batches of one log that lie in one piece."""
+    """Batches of one log whose frames are adjacent in the file; also an entry of the directory."""
 
     log: LogId
     lo: int
     hi: int
-    at: int  # of its first frame
-    nbytes: int
-    index_at: int
+    at: int  # offset of its first frame
+    nbytes: int  # size of its frames
+    index_at: int  # offset of its index
     batches: int
     index_crc: int
     crc: int  # of its frames
-    scope: int  # of the log: the layer that it belongs to, or 0
+    scope: int  # the layer that the log belongs to (`core.scopes`); 0: not known
 
 
 class SegmentWriter:
     """Writes one segment: `begin` a run, `add` its batches, and so on; then `finish`."""
 
     def __init__(
-        self, path: Path, number: int, breathe: Callable[[], None], mode: int = FILE
+        self, path: Path, number: int, between_slices: Callable[[], None], mode: int = FILE
     ) -> None:
         self.path = path
         self.size = 0
         self.runs: list[Run] = []
-        self._breathe = breathe  # called between slices of work; may raise to end it
+        self._between_slices = between_slices  # called after each slice; may raise to stop the work
         self._buffers: list[Buffer] = []
         self._waiting = self._batches = 0
         self._indices: list[tuple[array[int], ...]] = []
@@ -88,7 +91,7 @@ class SegmentWriter:
         self._put(head + struct.pack("<I", crc32(head)))
 
     def begin(self, log: LogId, scope: int = 0) -> int:
-        """Begin a run for the batches added from now on; returns its number."""
+        """Begin a run for the batches added from now on; returns its index in `runs`."""
         self.end()
         self._current = (log, scope, self.size)
         self._crc = 0
@@ -110,7 +113,7 @@ class SegmentWriter:
             self._flush()
 
     def end(self) -> tuple[int, int]:
-        """Close the run. Returns its bytes and the latest time of its batches."""
+        """Close the run. Returns its size in bytes and the latest time of its batches."""
         if self._current is None:
             return 0, 0
         log, scope, at = self._current
@@ -154,7 +157,7 @@ class SegmentWriter:
         _, problem = write_all(self._file, buffers)
         if problem is not None:
             raise problem
-        self._breathe()
+        self._between_slices()
 
 
 class Mapped:
@@ -165,7 +168,7 @@ class Mapped:
         try:
             with path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < _HEADER.size + _FOOTER.size:
-                    raise self._damage(0, "it is too short")
+                    raise self._damage(0, "the file is too short")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as problem:
             raise StorageError(f"cannot read {path}: {problem}") from problem
@@ -177,7 +180,7 @@ class Mapped:
 
     def run(self, number: int) -> Run:
         if not 0 <= number < self.runs:
-            raise self._damage(self._directory_at, f"there is no run {number}")
+            raise self._damage(self._directory_at, f"the directory has no run {number}")
         return Run(*_RUN.unpack_from(self.view, self._directory_at + number * _RUN.size))
 
     def index(self, run: Run, number: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
@@ -186,30 +189,37 @@ class Mapped:
         if not self._checked[number]:
             index = self.view[run.index_at : run.index_at + nbytes]
             if len(index) != nbytes or crc32(index) != run.index_crc:
-                raise self._damage(run.index_at, "the index's checksum does not match")
+                raise self._damage(run.index_at, "the checksum of its index does not match")
             self._checked[number] = 1
         columns = np.frombuffer(self.view, "<i8", _COLUMNS * run.batches, run.index_at)
         los, offsets, times, rows = columns.reshape(_COLUMNS, run.batches)
         return los, offsets, times, rows
 
     def batch(self, at: int, lo: int) -> tuple[Batch, int]:
-        """The batch at an offset, which must begin at position `lo`, and its size in bytes."""
+        """Returns the batch at offset `at`, and the size of its frame in bytes.
+
+        Raises Damaged if the frame is not valid or its first position is not `lo`.
+        """
         try:
             batch, size = decode_batch(
                 self.view[at : self._directory_at], LOG_LIMITS, validate=False
             )
             if batch.lo != lo:
-                raise PeerError(f"it begins at {batch.lo} instead of {lo}")
+                raise PeerError(f"its first position is {batch.lo}, expected {lo}")
         except PeerError as problem:
             raise self._damage(at, str(problem)) from problem
         return batch, size
 
     def problem(self, at: int, end: int, lo: int, hi: int) -> str | None:
-        """The problem of the batch of [lo, hi) at an offset, or None."""
+        """What is wrong with the batch of [lo, hi) at offsets [at, end); None if it is valid."""
         try:
             batch, size = self.batch(at, lo)
             if batch.hi != hi or at + size != end:
-                raise self._damage(at, f"it ends at {batch.hi} and at offset {at + size:,}")
+                raise self._damage(
+                    at,
+                    f"it ends at position {batch.hi} and offset {at + size:,}; expected position "
+                    f"{hi} and offset {end:,}",
+                )
         except Damaged as problem:
             return str(problem)
         return None
@@ -217,9 +227,11 @@ class Mapped:
     def _check_header(self, number: int) -> None:
         magic, written, crc = _HEADER.unpack_from(self.view)
         if crc != crc32(self.view[: _HEADER.size - 4]):
-            raise self._damage(0, "its header does not match")
+            raise self._damage(0, "the checksum of the file's header does not match")
         if is_later(magic, _MAGIC):
-            raise StorageError(f"{self.path}: of a later version: it starts with {magic!r}")
+            raise StorageError(
+                f"{self.path} was written by a later version of Surecast: it starts with {magic!r}"
+            )
         if written != number:
             raise Misplaced(f"{self.path}: damaged: its header is that of segment {written}")
 
@@ -227,10 +239,10 @@ class Mapped:
         at = self.size - _FOOTER.size
         start, runs, directory_crc, size, magic, crc = _FOOTER.unpack_from(self.view, at)
         if magic != _MAGIC or crc != crc32(self.view[at : self.size - 4]) or size != self.size:
-            raise self._damage(at, "its footer does not match: is the file complete?")
+            raise self._damage(at, "the footer of the file is not valid: is the file complete?")
         directory = self.view[start:at]
         if len(directory) != runs * _RUN.size or crc32(directory) != directory_crc:
-            raise self._damage(start, "the directory's checksum does not match")
+            raise self._damage(start, "the checksum of the file's directory does not match")
         return start, runs
 
     def _damage(self, at: int, why: str) -> Damaged:

@@ -1,4 +1,6 @@
-"""Bounds on what a replica keeps about other regions and sends them: at each bound, and beyond it.
+"""Bounds on what a replica stores about other regions and sends to them.
+
+Each is tested at the bound and just above it.
 
 x/0 is head and tail of region x; the stream s belongs to region y.
 """
@@ -44,7 +46,8 @@ def head(events: int = 0) -> Bench:
 
 
 def advertise(bench: Bench, streams: int, parts: int) -> None:
-    """y advertises `streams` streams, one a message; the first `parts` messages announce more."""
+    """Region y advertises `streams` streams, one per message. The first `parts` messages have
+    `more` set: another message of the same advertisement follows."""
     infos = [StreamInfo(bytes([n]) * 16, f"t{n}", "y", KeepAll()) for n in range(streams)]
     for number, info in enumerate(infos):
         ad = Advertise("y", 1, {info.stream_id: 9}, (info,), True, more=number < parts)
@@ -52,7 +55,8 @@ def advertise(bench: Bench, streams: int, parts: int) -> None:
 
 
 def parts_of_an_advertisement() -> None:
-    """An advertisement in too many parts is dropped; its last parts do not count as a whole one."""
+    """An advertisement with too many parts is dropped. Its last parts are not accepted as a
+    complete advertisement."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(region_sync, "PARTS_MAX", 3)
         bench = head()
@@ -63,22 +67,25 @@ def parts_of_an_advertisement() -> None:
         assert bench.sync.peers["y"].ends == {}
         assert bench.sync.peers["y"].heard_ns < 0
         assert bench.sync.counters["sprinkler.advertisement-too-long"] == 1
-        advertise(bench, 4, parts=3)  # the next one is judged by itself
+        advertise(bench, 4, parts=3)  # the next advertisement is accepted again
         assert len(bench.sync.peers["y"].ends) == 4
 
 
 def is_told_behind(bench: Bench, disk: int, life: bytes, start: int) -> bool:
-    """Whether a server that advertises this disk receives RegionBehind (it is an older copy)."""
+    """Send an advertisement of server y/0 with this disk; returns whether the answer is
+    RegionBehind. `life` identifies the start of the server, `start` is its first serial number."""
     ad = Advertise("y", 1, {}, (), True, disk=b"disk %d" % disk, life=life, start=start, serial=5)
     return bool(sent(bench.give(Received("y/0", ad)), RegionBehind))
 
 
 def disks_of_a_server() -> None:
+    """The serial numbers of the last DISKS_MAX disks of a server are stored. An older copy of one
+    of these disks is detected."""
     bench = head()
     for disk in range(DISKS_MAX):
         assert not is_told_behind(bench, disk, b"first", 1)
     assert is_told_behind(bench, 0, b"second", 3)
-    assert not is_told_behind(bench, DISKS_MAX, b"first", 1)  # replaces the oldest, which is 0
+    assert not is_told_behind(bench, DISKS_MAX, b"first", 1)  # disk 0, the oldest, is forgotten
     assert not is_told_behind(bench, 0, b"third", 3)
     assert is_told_behind(bench, 2, b"second", 3)
 

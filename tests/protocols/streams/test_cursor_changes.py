@@ -1,7 +1,9 @@
-"""Named subscriptions are listed, reset and deleted; an expelled holder changes nothing.
+"""Operators list, reset and delete named subscriptions.
 
-First step by step, with a stub in place of the chain; then as scenarios in the simulator, each with
-the unchanged machines and with a mutant that lacks the rule.
+A region stores a *cursor* for each named subscription: its positions, and its *holder*, the client
+that reads under the name. A reset or a deletion expels the holder: its requests are refused from
+then on. The first tests make single steps, with a stub in place of the chain. The scenarios run in
+the simulator, each with the unchanged machines and with a mutant that lacks the rule under test.
 """
 
 from collections.abc import Callable
@@ -50,7 +52,7 @@ from tests.protocols.streams.test_cursors import cursors_of, held, members, of_t
 Scenario = Callable[[type | None], list[str]]
 
 ANN, BOB = b"a" * 16, b"b" * 16  # holders
-ONE, TWO = b"1" * 16, b"2" * 16  # requests of operators
+FIRST_REQUEST, SECOND_REQUEST = b"1" * 16, b"2" * 16  # ids of operators' requests
 OTHER = StreamInfo(bytes(range(16, 32)), "t", "y", INFO.retention)
 
 
@@ -110,6 +112,7 @@ class Head:
         return now + self.commit()
 
     def advance(self, seq: int, name: str = "sub", holder: bytes = ANN) -> str:
+        """Save a position; returns why it was refused, "" if it was not."""
         self.token += 1
         peer = f"c/{holder[:1].decode()}"
         now = self.ask(peer, Advance(self.token, name, holder, {STREAM: seq}))
@@ -118,16 +121,21 @@ class Head:
         return str(answers[0].why)
 
     def change(self, message: CursorReset | CursorDelete) -> str:
+        """Send an operator's request; returns why it was refused, "" if it was not."""
         answers = self.ask("op", message) + self.commit()
         found = [m.why for peer, m in answers if type(m) is CursorChanged and peer == "op"]
         assert len(found) == 1
         return str(found[0])
 
-    def reset(self, seq: int, *, change: bytes = ONE, force: bool = True, name: str = "sub") -> str:
-        return self.change(CursorReset(1, name, change, {STREAM: seq}, force))
+    def reset(
+        self, seq: int, *, request_id: bytes = FIRST_REQUEST, force: bool = True, name: str = "sub"
+    ) -> str:
+        return self.change(CursorReset(1, name, request_id, {STREAM: seq}, force))
 
-    def delete(self, *, change: bytes = ONE, force: bool = True, name: str = "sub") -> str:
-        return self.change(CursorDelete(1, name, change, force))
+    def delete(
+        self, *, request_id: bytes = FIRST_REQUEST, force: bool = True, name: str = "sub"
+    ) -> str:
+        return self.change(CursorDelete(1, name, request_id, force))
 
     def entries(self) -> list[CursorEntry]:
         """The entries in the log, without rules."""
@@ -149,10 +157,12 @@ def test_a_reset_is_one_batch_and_is_answered_when_it_is_committed(head: Head) -
     head.attach()
     assert head.advance(15) == ""
     before = len(head.entries())
-    assert head.ask("op", CursorReset(1, "sub", ONE, {STREAM: 3}, True)) == []
-    assert len(head.written) == 1, "a reset that is written in parts can be committed in part"
+    assert head.ask("op", CursorReset(1, "sub", FIRST_REQUEST, {STREAM: 3}, True)) == []
+    assert len(head.written) == 1, (
+        "written in several batches, so a part of the reset could be committed"
+    )
     assert head.entries()[before:] == [
-        CursorEntry("sub", b"", change=ONE, what="reset", expelled=ANN),
+        CursorEntry("sub", b"", change=FIRST_REQUEST, what="reset", expelled=ANN),
         CursorEntry("sub", b"", STREAM, 3),
     ]
     assert head.table["sub"].positions == {STREAM: 15}
@@ -172,17 +182,21 @@ def test_every_request_of_an_expelled_holder_is_refused(head: Head) -> None:
         assert [m.why for _, m in head.attach(take=take)] == ["reset"]
     assert head.attach(holder=BOB) == [("c/b", Attached(head.token, {STREAM: 3}))]
     assert head.advance(17) == "reset"
-    assert [m.why for _, m in head.attach()] == ["reset"], "it must not fence its successor"
+    assert [m.why for _, m in head.attach()] == ["reset"], (
+        "the expelled holder fenced its successor"
+    )
     assert head.table["sub"].positions == {STREAM: 3}
     assert head.table["sub"].holder == BOB
 
 
-def test_an_earlier_holder_cannot_take_the_name_again_after_a_reset(head: Head) -> None:
-    """The expelled holder had fenced an earlier one, whose repeated request arrives late."""
+def test_an_earlier_holder_cannot_take_the_name_again_after_a_deletion(head: Head) -> None:
+    """ANN fenced BOB, and the deletion expels ANN. A late request of BOB must be refused, too."""
     head.attach(holder=BOB)
     head.attach()
     assert head.advance(15) == ""
-    assert [m.why for _, m in head.attach(holder=BOB)] == ["fenced", ""], "allowed before a reset"
+    assert [m.why for _, m in head.attach(holder=BOB)] == ["fenced", ""], (
+        "refused before the deletion"
+    )
     head.attach()
     assert head.delete() == ""
     assert [m.why for _, m in head.attach(holder=BOB)] == ["fenced"]
@@ -201,7 +215,7 @@ def test_former_holders_are_remembered_up_to_a_bound(head: Head) -> None:
 def test_an_advance_after_an_uncommitted_reset_is_refused(head: Head) -> None:
     head.attach()
     assert head.advance(15) == ""
-    head.ask("op", CursorReset(1, "sub", ONE, {STREAM: 3}, True))
+    head.ask("op", CursorReset(1, "sub", FIRST_REQUEST, {STREAM: 3}, True))
     late = head.ask("c/a", Advance(7, "sub", ANN, {STREAM: 17}))
     assert late == [("c/a", Advanced(7, "reset"))]
     head.commit()
@@ -222,19 +236,21 @@ def test_a_name_in_use_is_changed_only_by_force(head: Head, leaves: str) -> None
     else:
         head.give(PeerDown("c/a"))
     assert head.reset(3, force=False) == ""
-    assert head.advance(17) == "reset", "a holder that left may come back"
+    assert head.advance(17) == "reset", (
+        "the save of an expelled holder was accepted after it had left"
+    )
 
 
 def test_a_name_that_is_being_taken_is_in_use(head: Head) -> None:
     head.ask("c/a", Attach(5, "sub", ANN, True))  # not committed yet
-    assert head.ask("op", CursorDelete(1, "sub", ONE, False)) == [
+    assert head.ask("op", CursorDelete(1, "sub", FIRST_REQUEST, False)) == [
         ("op", CursorChanged(1, "in-use"))
     ]
-    assert head.ask("op", CursorDelete(2, "sub", ONE, True)) == []
+    assert head.ask("op", CursorDelete(2, "sub", FIRST_REQUEST, True)) == []
     assert head.commit() == [("c/a", Attached(5, {}, "deleted")), ("op", CursorChanged(2))]
 
 
-def test_a_reset_leaves_positions_in_other_streams(head: Head) -> None:
+def test_a_reset_does_not_change_positions_in_other_streams(head: Head) -> None:
     head.attach()
     message = Advance(9, "sub", ANN, {STREAM: 5, OTHER.stream_id: 6, CURSORS: 2})
     head.ask("c/a", message)
@@ -250,14 +266,14 @@ def test_a_reset_leaves_positions_in_other_streams(head: Head) -> None:
         ({STREAM: 22}, "recovering"),
         ({b"?" * 16: 1}, "unknown-stream"),
         ({CURSORS: 1}, "unknown-stream"),
-        ({STREAM: 21}, ""),
+        ({STREAM: 21}, ""),  # accepted
     ],
 )
-def test_positions_are_those_of_committed_events(
+def test_a_reset_accepts_only_committed_positions_of_known_streams(
     head: Head, positions: dict[bytes, int], why: str
 ) -> None:
     head.attach()
-    assert head.change(CursorReset(1, "sub", ONE, positions, True)) == why
+    assert head.change(CursorReset(1, "sub", FIRST_REQUEST, positions, True)) == why
 
 
 def test_a_reset_to_an_uncommitted_position_is_refused(head: Head) -> None:
@@ -271,7 +287,7 @@ def test_positions_in_one_reset_are_bounded() -> None:
     head = Head(cursors_reset_max=1)
     head.attach()
     both = {STREAM: 1, OTHER.stream_id: 1}
-    assert head.change(CursorReset(1, "sub", ONE, both, True)) == "too-many-positions"
+    assert head.change(CursorReset(1, "sub", FIRST_REQUEST, both, True)) == "too-many-positions"
     assert head.reset(1) == ""
 
 
@@ -286,7 +302,7 @@ def test_changing_an_unknown_subscription_does_not_create_it(head: Head, name: s
 def test_only_the_head_changes_anything(head: Head) -> None:
     head.attach()
     head.bench.role(2, head=False)
-    assert head.ask("op", CursorReset(1, "sub", ONE, {STREAM: 3}, True)) == [
+    assert head.ask("op", CursorReset(1, "sub", FIRST_REQUEST, {STREAM: 3}, True)) == [
         ("op", CursorChanged(1, "not-head", "y/0"))
     ]
     assert head.ask("op", ListCursors(2, "", ("", b""))) == [
@@ -302,14 +318,14 @@ def test_a_repeated_reset_is_answered_and_not_carried_out_again(head: Head) -> N
     assert head.reset(3) == ""
     head.attach(holder=BOB)
     assert head.advance(9, holder=BOB) == ""
-    assert head.reset(3) == "", "as if repeated over another session"
+    assert head.reset(3) == "", "the repeated request was refused"
     assert head.table["sub"].positions == {STREAM: 9}
     assert head.table["sub"].holder == BOB
-    assert head.reset(3, change=TWO) == ""
+    assert head.reset(3, request_id=SECOND_REQUEST) == ""
     assert head.table["sub"].positions == {STREAM: 3}
 
 
-def test_a_repeated_deletion_leaves_the_next_subscription_of_that_name(head: Head) -> None:
+def test_a_repeated_deletion_does_not_delete_the_next_subscription_of_that_name(head: Head) -> None:
     head.attach()
     assert head.advance(15) == ""
     assert head.delete() == ""
@@ -317,8 +333,8 @@ def test_a_repeated_deletion_leaves_the_next_subscription_of_that_name(head: Hea
     assert head.advance(9, holder=BOB) == ""
     assert head.delete() == ""
     assert head.table["sub"].positions == {STREAM: 9}
-    assert head.delete(change=TWO) == ""
-    assert head.delete(change=TWO) == ""
+    assert head.delete(request_id=SECOND_REQUEST) == ""
+    assert head.delete(request_id=SECOND_REQUEST) == ""
     assert head.table == {}
 
 
@@ -382,7 +398,8 @@ def restarted(head: Head) -> Cursors:
 
 
 def test_entries_of_deleted_names_are_collected() -> None:
-    """Live entries are copied to the end of the log in parts, and all older entries collected."""
+    """Live entries are copied to the end of the log, some at a time; then all older entries are
+    collected."""
     head = Head(cursors_dead_max=100, cursors_deleted_max=3, cursors_max=5_000)
     kept = {f"kept.{n}": 2 + n % 19 for n in range(COPIED_AT_ONCE)}
     for name, seq in kept.items():
@@ -398,7 +415,7 @@ def test_entries_of_deleted_names_are_collected() -> None:
         name = f"gone.{number}"
         head.attach(name)
         assert head.advance(9, name=name) == ""
-        assert head.delete(name=name, change=number.to_bytes(16, "big")) == ""
+        assert head.delete(name=name, request_id=number.to_bytes(16, "big")) == ""
         number += 1
         assert number < 2 * COPIED_AT_ONCE
     expected = {name: {STREAM: seq} for name, seq in kept.items()}
@@ -416,11 +433,11 @@ def test_entries_of_deleted_names_are_collected() -> None:
     kept_log = head.bench.service.kept[CURSORS]
     head.bench.service.feed(kept_log)
     live = kept_log.index.live(1, kept_log.index.end).total()
-    assert live < 2 * len(expected) + 100, "most entries of deleted names must be void"
+    assert live < 2 * len(expected) + 100, "entries of deleted names are still live"
 
 
-def test_a_collected_entry_does_not_count_even_if_it_is_still_in_the_log() -> None:
-    """Compaction may remove the entry that deleted a position before it removes the position."""
+def test_a_collected_entry_is_ignored_even_if_it_is_still_in_the_log() -> None:
+    """Compaction may remove the entry that deletes a name before the entries with its positions."""
     head = Head(cursors_dead_max=1, cursors_deleted_max=1)
     head.attach("gone")
     assert head.advance(9, name="gone") == ""
@@ -435,7 +452,9 @@ def test_a_collected_entry_does_not_count_even_if_it_is_still_in_the_log() -> No
     disk.append(CURSORS, [Batch.void(CURSORS, 3, copy.lo, COLLECTED), copy, rule])
     cursors = Cursors(old.config, old.service, disk)
     cursors.step(0, FromBelow(LogMoved(CURSORS, rule.lo)))
-    assert cursors.table["gone"].positions == {STREAM: 9}, "the log is as the test needs it"
+    assert cursors.table["gone"].positions == {STREAM: 9}, (
+        "wrong setup: the log does not have the position of 'gone'"
+    )
     cursors.step(0, FromBelow(LogMoved(CURSORS, end)))
     assert cursors.table == {}
 
@@ -517,14 +536,14 @@ def test_status_and_metrics_show_positions_up_to_a_bound_and_count_the_rest() ->
 # ---------------------------------------------------------------- scenarios
 
 
-def places(cluster: Cluster) -> list[Any]:
-    """The subscription's cursor at each replica."""
+def cursors_at_replicas(cluster: Cluster) -> list[Any]:
+    """The cursor of the subscription 'sub' at each replica; None where there is none."""
     nodes = [f"east/{n}" for n in range(3)]
     return [cursors_of(cluster, node).table.get("sub") for node in nodes]
 
 
 def expelled_holder(mutant: type | None) -> list[str]:
-    """An expelled holder ignores the reset and saves its position after it."""
+    """An expelled holder saves a position after the reset."""
     cluster, stream = of_three(mutant)
     one, op = Asker(cluster, "east/one"), Asker(cluster, "east/op")
     held(one, one.attach())
@@ -532,10 +551,10 @@ def expelled_holder(mutant: type | None) -> list[str]:
     assert op.answer(op.reset(stream, 3)).why == ""
     late = one.advance(stream, 17)
     run(cluster, SECOND)
-    positions = {cursor.positions[stream] for cursor in places(cluster)}
+    positions = {cursor.positions[stream] for cursor in cursors_at_replicas(cluster)}
     problems = [] if positions == {3} else [f"the reset was undone: {positions}"]
     if not one.answer(late).why:
-        problems.append("the save of an expelled holder was taken")
+        problems.append("the save of an expelled holder was accepted")
     return problems
 
 
@@ -555,13 +574,13 @@ def repeated_take(mutant: type | None) -> list[str]:
     saved = Advance(99, "sub", one.me, {stream: 17})
     world.at(world.now_ns + MS, "east/0", Received("east/one", saved))
     run(cluster, SECOND)
-    positions = {cursor.positions[stream] for cursor in places(cluster)}
+    positions = {cursor.positions[stream] for cursor in cursors_at_replicas(cluster)}
     return [] if positions == {3} else [f"the reset was undone: {positions}"]
 
 
 def lost_answer(mutant: type | None) -> list[str]:
-    """The answer to a reset is lost, the next holder advances, and the reset is requested again;
-    another head answers, which knows the request only from the log."""
+    """The answer to a reset is lost, the next holder advances, and the reset is requested again.
+    A new head answers it, which knows the first request only from the log."""
     cluster, stream = of_three(mutant)
     world = cluster.world
     one, two, op = (Asker(cluster, f"east/{name}") for name in ("one", "two", "op"))
@@ -581,9 +600,9 @@ def lost_answer(mutant: type | None) -> list[str]:
     why = two.answer(again).why
     problems = [] if why == "" else [f"the next holder was expelled: {why}"]
     run(cluster, SECOND)
-    table = cursors_of(cluster, members(cluster)[0]).table["sub"]
-    if table.positions != {stream: 10}:
-        problems.append(f"reset twice: {table.positions}")
+    cursor = cursors_of(cluster, members(cluster)[0]).table["sub"]
+    if cursor.positions != {stream: 10}:
+        problems.append(f"reset twice: {cursor.positions}")
     return problems
 
 
@@ -594,6 +613,8 @@ def deleted_and_compacted(mutant: type | None) -> list[str]:
     held(one, one.attach())
     assert one.answer(one.advance(stream, 15)).why == ""
     assert op.answer(op.delete()).why == ""
+    # Each attach supersedes the entry of the last one. After forty of them most of the log is void,
+    # so it is compacted.
     for _ in range(40):
         assert held(two, two.attach()) == {}
     run(cluster, SECOND)
@@ -603,7 +624,9 @@ def deleted_and_compacted(mutant: type | None) -> list[str]:
         for batch in log.read(CURSORS, 1, log.end(CURSORS), 1 << 30)
         for row in batch.to_rows()
     ]
-    assert not any(row.what == "deleted" and not row.holder for row in rows), "not compacted"
+    assert not any(row.what == "deleted" and not row.holder for row in rows), (
+        "the entry that deleted the name is still in the log"
+    )
     for node in ("east/0", "east/1", "east/2"):
         cluster.world.crash(node)
         cluster.world.restart(node)
@@ -632,26 +655,26 @@ def test_change_scenario_fails_without_the_rule(scenario: Scenario, mutant: type
 # ---------------------------------------------------------------- crashes and head changes
 
 
-@pytest.mark.parametrize("place", [0, 1, 2], ids=["head", "middle", "tail"])
+@pytest.mark.parametrize("crashed", [0, 1, 2], ids=["head", "middle", "tail"])
 @pytest.mark.parametrize("deletes", [False, True], ids=["reset", "delete"])
-def test_a_change_survives_the_crash_of_any_replica(place: int, deletes: bool) -> None:
+def test_a_change_survives_the_crash_of_any_replica(crashed: int, deletes: bool) -> None:
     cluster, stream = of_three()
     one, op = Asker(cluster, "east/one"), Asker(cluster, "east/op")
     held(one, one.attach())
     assert one.answer(one.advance(stream, 15)).why == ""
     token = op.delete() if deletes else op.reset(stream, 3)
     run(cluster, MS)  # under way
-    cluster.world.crash(f"east/{place}")
+    cluster.world.crash(f"east/{crashed}")
     late = one.advance(stream, 17)
     assert op.answer(token).why == ""
     assert one.answer(late).why in ("", "reset", "deleted")  # it may have been in time
-    cluster.world.restart(f"east/{place}")
+    cluster.world.restart(f"east/{crashed}")
     wait(cluster, lambda: len(members(cluster)) == 3)
     run(cluster, SECOND)
     if deletes:
-        assert places(cluster) == [None] * 3
+        assert cursors_at_replicas(cluster) == [None] * 3
     else:
-        assert [cursor.positions for cursor in places(cluster)] == [{stream: 3}] * 3
+        assert [cursor.positions for cursor in cursors_at_replicas(cluster)] == [{stream: 3}] * 3
     two = Asker(cluster, "east/two")
     assert held(two, two.attach()) == ({} if deletes else {stream: 3})
 
@@ -679,8 +702,8 @@ def test_a_change_written_by_a_head_that_is_cut_off_is_truncated() -> None:
     wait(cluster, lambda: len(members(cluster)) == 3)
     run(cluster, SECOND)
     assert token not in op.answers
-    assert [cursor.positions for cursor in places(cluster)] == [{stream: 18}] * 3
-    assert [cursor.holder for cursor in places(cluster)] == [two.me] * 3
+    assert [cursor.positions for cursor in cursors_at_replicas(cluster)] == [{stream: 18}] * 3
+    assert [cursor.holder for cursor in cursors_at_replicas(cluster)] == [two.me] * 3
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -725,6 +748,8 @@ def test_a_holder_finds_the_operators_position_after_crashes_and_head_changes(se
             world.restart(f"east/{down}")
             wait(cluster, lambda: len(members(cluster)) == 3)
     run(cluster, SECOND)
-    assert [cursor and cursor.positions for cursor in places(cluster)] == [expected or None] * 3
+    assert [cursor and cursor.positions for cursor in cursors_at_replicas(cluster)] == [
+        expected or None
+    ] * 3
     copied = [cluster.counters[f"east/{n}"]["streams.cursors-copied"] for n in range(3)]
     assert any(copied) or deleted < 3

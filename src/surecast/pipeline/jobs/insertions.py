@@ -1,10 +1,15 @@
-"""Which key has which rank, while new keys are inserted above others; computed block by block.
+"""The key of each event of a generated workload, if new keys are inserted between existing ones.
 
-`parts.workload.keys_at_ranks` processes a whole history at once. Here the history is too long for
-that: it is cut into blocks for different executors. The driver first computes what they share: each
-key's *slot*, its index in the final list (`slots_of`). At any moment the key at rank r is the one
-in the r-th occupied slot, and the occupied slots follow from the number of keys so far. So a
-`Follower` can begin at any block.
+Keys are ranked by popularity. A new key enters the ranking at any rank and moves the keys from
+there on down by one. An event either adds a key or has the key that is at a drawn rank at that
+moment.
+
+`parts.workload.keys_at_ranks` computes this for a whole history at once. A Spark job needs it for
+histories that are too long for one process: they are divided into blocks of events, which executors
+process independently. The driver first computes the *slot* of each key, which is its rank, from 1,
+after all insertions (`slots_of`). A slot is occupied once its key was added. So the key at rank r
+is that of the r-th occupied slot, and the number of keys so far determines which slots are
+occupied. Therefore a `Ranking` can start at any block.
 """
 
 from __future__ import annotations
@@ -16,44 +21,45 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Follower", "slots_of"]
+__all__ = ["Ranking", "slots_of"]
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
 def slots_of(initial: int, entry: Ints) -> Ints:
-    """The slot of every key, from 1: `initial` keys in order, then the keys that enter at the ranks
+    """The slot of every key: `initial` keys in order, then the keys that enter at the ranks
     `entry`."""
     ranks = np.concatenate((np.arange(1, initial + 1, dtype=np.int64), entry))
     slots: Ints = _compiled(_find_slots, "int64[::1](int64[::1])")(ranks)
     return slots
 
 
-class Follower:
-    """The list of keys at one moment. It continues from the last call, or rebuilds its state."""
+class Ranking:
+    """The keys by rank at one moment. A call that does not continue the last one rebuilds it."""
 
     def __init__(self, slots: Ints) -> None:
-        self._slots = np.require(slots, np.int64, ["C", "W"])  # the compiled signature needs it
+        # The signatures of the kernels require contiguous, writable arrays.
+        self._slots = np.require(slots, np.int64, ["C", "W"])
         self._key_in = np.empty(slots.size + 1, np.int64)
         self._key_in[self._slots] = np.arange(slots.size, dtype=np.int64)
-        self._taken = np.zeros(0, np.int64)  # a Fenwick tree over the slots
-        self._keys = -1
+        self._taken = np.zeros(0, np.int64)  # a Fenwick tree: counts of the occupied slots
+        self._keys_count = -1  # how many keys it has; -1: `_taken` is not built yet
 
     def keys(self, before: int, new: Flags, ranks: Ints) -> Ints:
         """The key of each event: the next new key where `new` is set, else the key at its rank.
 
         `before`: how many keys there are before the first event.
         """
-        if before != self._keys:
+        if before != self._keys_count:
             taken = np.zeros(self._slots.size + 1, np.int64)
             taken[self._slots[:before]] = 1
-            self._taken = _compiled(_grow, "int64[::1](int64[::1])")(taken)
+            self._taken = _compiled(_build_tree, "int64[::1](int64[::1])")(taken)
         follow = _compiled(
             _follow, "int64[::1](int64[::1],int64[::1],int64[::1],int64,boolean[::1],int64[::1])"
         )
         found: Ints = follow(self._taken, self._slots, self._key_in, before, new, ranks)
-        self._keys = before + int(new.sum())
+        self._keys_count = before + int(new.sum())
         return found
 
 
@@ -66,14 +72,18 @@ def _compiled(function: Callable[..., Any], signature: str) -> Callable[..., Any
 
 
 def _find_slots(ranks: Ints) -> Ints:
-    """Go backwards: the last key to enter, at rank r, has the r-th slot that is still occupied."""
+    """The slot of each key, given the rank at which it entered.
+
+    Goes backwards, from the last key to the first. At first all slots are occupied. The key that
+    entered last, at rank r, has the r-th occupied slot. This slot is then marked as free.
+    """
     total = ranks.size
     top = 1
     while top < total:
         top *= 2
     taken = np.empty(top + 1, np.int64)
     for i in range(1, top + 1):
-        taken[i] = i & -i  # every slot taken: each node counts its whole span
+        taken[i] = i & -i  # all slots are occupied: a node counts all slots of its span
     slots = np.empty(total, np.int64)
     for key in range(total - 1, -1, -1):
         slot, left, step = 0, ranks[key], top
@@ -90,8 +100,8 @@ def _find_slots(ranks: Ints) -> Ints:
     return slots
 
 
-def _grow(taken: Ints) -> Ints:
-    """Turn flags into a Fenwick tree, in place."""
+def _build_tree(taken: Ints) -> Ints:
+    """Turn `taken`, which has 1 for each occupied slot, into a Fenwick tree in place."""
     size = taken.size - 1
     for i in range(1, size + 1):
         above = i + (i & -i)
@@ -101,6 +111,7 @@ def _grow(taken: Ints) -> Ints:
 
 
 def _follow(taken: Ints, slots: Ints, key_in: Ints, before: int, new: Flags, ranks: Ints) -> Ints:
+    """The loop of `Ranking.keys`; updates `taken`."""
     size = taken.size - 1
     top = 1
     while top * 2 <= size:

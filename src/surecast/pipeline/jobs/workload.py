@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from surecast.errors import UsageError
 from surecast.parts.workload import Newcomers, Zeta, Zipf, key_column
-from surecast.pipeline.jobs.insertions import Follower, slots_of
+from surecast.pipeline.jobs.insertions import Ranking, slots_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -172,12 +172,12 @@ def _drawer(
     ascending order."""
 
     def draw(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        follower = None if shared is None else Follower(shared.value)
+        ranking = None if shared is None else Ranking(shared.value)
         rows = min(ROWS, NBYTES // max(1, spec.value_bytes))
         for batch in batches:
             for block in batch.column(0).to_pylist():
                 first = block * BLOCK + 1
-                times_us, ids = block_of(spec, plan, block, follower)
+                times_us, ids = block_of(spec, plan, block, ranking)
                 for lo in range(0, ids.size, rows):
                     part = slice(lo, lo + rows)
                     yield _rows(spec, first + lo, ids[part], times_us[part])
@@ -185,9 +185,7 @@ def _drawer(
     return draw
 
 
-def block_of(
-    spec: Workload, plan: Plan, block: int, follower: Follower | None
-) -> tuple[Ints, Ints]:
+def block_of(spec: Workload, plan: Plan, block: int, ranking: Ranking | None) -> tuple[Ints, Ints]:
     """Times and key ids of a block's events."""
     rng = _generator(spec, _BLOCKS, block)
     size = min(BLOCK, spec.events - block * BLOCK)
@@ -195,7 +193,7 @@ def block_of(
     begin_s, end_s = plan.time_s[block], plan.time_s[block + 1]
     times_us = ((begin_s + waits / waits[-1] * (end_s - begin_s)) * 1e6).astype(np.int64)
     if spec.law == "population":
-        ids = _population(spec, plan, block, rng, size, follower)
+        ids = _population(spec, plan, block, rng, size, ranking)
     elif spec.law == "zeta":
         ids = Zeta(spec.skew).sample(rng, size) - 1
     else:
@@ -204,7 +202,7 @@ def block_of(
 
 
 def _population(
-    spec: Workload, plan: Plan, block: int, rng: Generator, size: int, follower: Follower | None
+    spec: Workload, plan: Plan, block: int, rng: Generator, size: int, ranking: Ranking | None
 ) -> Ints:
     before, after = int(plan.keys[block]), int(plan.keys[block + 1])
     new = np.zeros(size, np.bool_)
@@ -216,9 +214,9 @@ def _population(
     there = before + np.cumsum(new, dtype=np.int64)
     ranks = there.copy()
     ranks[~new] = _zipf(int(plan.keys[-1]), spec.skew).sample_among(rng, there[~new])
-    if follower is None:
+    if ranking is None:
         return ranks - 1  # new keys enter at the end, so ranks never change
-    return follower.keys(before, new, ranks)
+    return ranking.keys(before, new, ranks)
 
 
 @lru_cache(maxsize=2)
