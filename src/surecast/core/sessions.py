@@ -156,6 +156,12 @@ NOT_SIMULATED: dict[Row, str] = {
     (GREETING, STOPPED, ENDED): _ONE_EVENT,
     (ANSWERING, LOST, PAUSED): "A simulated node that joined an attempt fails with it.",
     (UP, REFUSED, ENDED): _NO_BAD_FRAMES,
+    (
+        UP,
+        REPLACED,
+        ENDED,
+    ): "Possible, but too rare for 500 seeds: the peer must end its session and "
+    "open another one before this node has heard of the end.",
     (CLOSING, REFUSED, ENDED): _NO_BAD_FRAMES,
     **{
         (state, OVERFLOW, BREAKING): _NO_BOUND
