@@ -50,6 +50,22 @@ def run(*words: str) -> Any:
     return CliRunner().invoke(app, ["sim", "fake", "--jobs", "1", *words])
 
 
+def test_many_seeds_must_meet_every_expected_transition() -> None:
+    def results(count: int, met: int) -> list[dict[str, Any]]:
+        rows = [{"a → b": 1, "b → a": 0}] * (count - 1) + [{"a → b": 0, "b → a": met}]
+        covered = {"coverage": {"Machine.Message": 1}, "violations": []}
+        return [{"seed": n, "transitions": row, **covered} for n, row in enumerate(rows)]
+
+    many = torture.SEEDS_FOR_TRANSITIONS
+    unmet = torture.merge("fake", results(many, 0))
+    assert unmet["transitions"] == {"a → b": many - 1, "b → a": 0}
+    assert unmet["unmet"] == ["b → a"]
+    assert not torture.passed(unmet)
+    assert "  b → a" in render("fake", unmet, [])
+    assert torture.passed(torture.merge("fake", results(many, 1)))
+    assert torture.passed(torture.merge("fake", results(many - 1, 0)))  # too few seeds to tell
+
+
 def test_the_summary_adds_up_the_results_of_all_seeds(swarm: ModuleType) -> None:
     done = run("--seeds", "4", "--first-seed", "7", "--json")
     assert done.exit_code == 0

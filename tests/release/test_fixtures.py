@@ -198,7 +198,8 @@ def test_a_region_goes_on_with_the_data_folders_of_its_servers(
             stored_region.region(folder) as (url, servers),
             surecast.connect(url) as client,
         ):
-            assert {info.name for info in await client.streams()} == set(PLAN)
+            while {info.name for info in await client.streams()} != set(PLAN):
+                await asyncio.sleep(0.05)  # they have just started
             for name, plan in PLAN.items():
                 await check(client, name, plan)
             await check_deleted(client)

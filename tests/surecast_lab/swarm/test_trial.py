@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from surecast.core.machine import HandlerMachine
+from surecast.core.sessions import SESSION
 from surecast.core.types import MS, SECOND, Emit, Message, SetTimer, Start, TimerFired, tagged
 from surecast.errors import UsageError
 from surecast.protocols.sprinkler.checks import Tally
@@ -310,3 +311,16 @@ def test_the_same_seed_gives_the_same_result() -> None:
 def test_drawing_a_swarm_without_a_timeline_is_refused() -> None:
     with pytest.raises(UsageError, match="leave out --draw"):
         run_seed(Pings(), 1, timeline=Timeline())
+
+
+def test_a_result_counts_transitions_and_has_0_for_expected_ones_that_were_not_met() -> None:
+    class WithTables(Pings):
+        state_tables = (SESSION,)
+
+    plain, counted = run_seed(Pings(), 1).transitions, run_seed(WithTables(), 1).transitions
+    assert plain
+    assert all(plain.values())
+    assert {label: n for label, n in counted.items() if n} == plain
+    expected = {label for label, reason in SESSION.labels().items() if not reason}
+    assert set(counted) == expected | set(plain)
+    assert 0 in counted.values()
