@@ -1,4 +1,4 @@
-"""`surecast subscribe --until` prints the events up to there and ends with exit code 0."""
+"""`surecast subscribe --until` prints the events before a position and ends with exit code 0."""
 
 import json
 from datetime import UTC, datetime, timedelta

@@ -5,17 +5,18 @@ what machines may rely on. Both drivers implement it: the runtime with TCP conne
 simulator with entries of its agenda. They share this table. Each derives the state from its own
 fields in one place (`runtime.session.Session.phase`, `sim.session.End.phase`).
 
-A session begins PAUSED. If an attempt has just failed, it stays PAUSED until the pause is over.
-Then the node is DIALLING. Once it has a TCP connection it is GREETING: it has sent its Hello and
-waits for the peer's. The peer's Hello makes the session UP. On the other side, the session is
-ANSWERING from the peer's Hello until the peer's next frame, so a peer that receives nothing from
-this node is never UP here. In the simulator the handshake is one event, so there is no GREETING,
-and the far end is ANSWERING as soon as the near end begins.
+A session begins PAUSED. If the attempt of the session before it failed, it waits in PAUSED until
+the pause is over. Then the node is DIALLING. Once it has a TCP connection it is GREETING: it has
+sent its Hello and waits for the peer's. The peer's Hello makes the session UP. The node that was
+dialled is ANSWERING from the dialler's Hello until the dialler's next frame, which shows that the
+dialler has received the answer. So a session is never UP with a peer that receives nothing. In the
+simulator the handshake is one event, so there is no GREETING, and the far end is ANSWERING as soon
+as the near end begins.
 
-Both sides may open at once. In the runtime each then has a connection of its own and one of the
-peer. The connection opened by the node with the smaller name counts: its peer drops its own
-attempt and takes that one (DIALLING or GREETING → ANSWERING). In the simulator the second node
-joins the attempt of the first.
+Both sides may open at once. In the runtime there are then two connections, one opened by each node.
+The one opened by the node with the smaller name counts: the other node drops its own attempt and
+takes it (DIALLING or GREETING → ANSWERING). In the simulator the second node joins the attempt of
+the first.
 
 A session that the machine closes is CLOSING until both sides have sent Bye. What is sent meanwhile
 belongs to the next session. A session whose queue overflows is BREAKING for the rest of the pass:
@@ -69,8 +70,8 @@ CLOSE: Final = "close"
 OVERFLOW: Final = "overflow"
 FAILED: Final = "failed"
 STOPPED: Final = "stopped"
-# Why a session that was up has ended.
-CLOSED: Final = "closed"  # orderly: one of the two has sent Bye
+# Why a session has ended, besides FAILED and STOPPED.
+CLOSED: Final = "closed"  # in order, by Bye
 LOST: Final = "lost"  # the connection broke
 SILENT: Final = "silent"
 REFUSED: Final = "refused"  # one of the two has sent a reason: a bad frame, for instance
@@ -201,14 +202,16 @@ SESSION = StateTable(
         HELLO: "The peer has answered our Hello.",
         FIRST_FRAME: "The peer has sent something after our Hello.",
         CLOSE: "The machine closes the session (`Close`).",
-        CLOSED: "The peer has sent Bye.",
+        CLOSED: "The session ended in order: the peer has sent Bye, and so has this node if it was "
+        "CLOSING.",
         LOST: "The connection broke, or the peer has reset it.",
         SILENT: "Nothing was received for the session time-out.",
         REFUSED: "One of the two refuses to continue and has sent a reason: a bad frame, for "
         "instance.",
         REPLACED: "The peer has opened another session.",
         OVERFLOW: "The queue has more than `queue_bytes_max` bytes to send.",
-        FULL: "The pass after the overflow.",
+        FULL: "The pass after the overflow has begun: the session ends, because the peer did not "
+        "read.",
         FAILED: "The attempt failed: refused, no answer, no address.",
         STOPPED: "This node stops or crashes.",
     },

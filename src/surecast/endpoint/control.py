@@ -1,9 +1,10 @@
 """The control node: opens streams, publishes and sends queries for a whole program.
 
-Its machine handles retries, reconnects and failover; here its events become results that tasks can
-await. If a caller stops waiting, its request may still be carried out; the answer is then ignored.
-Values that cannot be encoded are refused here (UsageError): inside the node they would be an
-internal error, which ends all requests of the client.
+Its machine handles retries, reconnects and failover. This module turns what the machine emits
+(Opened, Acked, Failed, Answered) into results that tasks can await. If a caller stops waiting, its
+request may still be carried out; the answer is then ignored. Values that cannot be encoded are
+refused here (UsageError): inside the node they would be an internal error, which ends all requests
+of the client.
 
 The machine has a layer that publishes to the stream service, and one for each delivery with a
 publisher of its own, named like the delivery. Such a layer opens the streams of its delivery and

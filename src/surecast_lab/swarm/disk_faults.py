@@ -1,9 +1,8 @@
 """Damages or rolls back data folders of a process cluster, and waits for the replicas to recover.
 
 Each of these faults is complete in one call: a replica is killed, its data folder is changed, it is
-started again, and the call returns when the replica has recovered. Until then, while it cannot read
-part of a stream, it must not be head or tail of a chain that has other members, and it must report
-an alarm.
+started again, and the call returns when the replica has recovered. While it reports that it cannot
+read part of a stream, it must not be head or tail of a chain that has other members.
 
 In a region of several replicas all must be members before the fault; the others have the data that
 the damaged one loses. A lone replica has copies in other regions only: publishers are stopped until

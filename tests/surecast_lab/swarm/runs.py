@@ -1,7 +1,7 @@
-"""Small runs of a latest-per-key stream, as audit logs, and functions that falsify them.
+"""Small runs of a latest-per-key stream, as audit logs, and functions that corrupt them.
 
-Both judges of large runs are tested with them: numpy's (tests/surecast_lab/swarm) and Spark's
-(tests/pipeline).
+Three judges judge these runs: numpy's (tests/surecast_lab/swarm) and Spark's (tests/pipeline), made
+for large runs, and the plain-Python one of `sprinkler.checks`, to compare with.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""The server side of the delivery in a region's replica: other regions, and meshes of clients."""
+"""Sprinkler in a region's replica: a layer that exchanges streams with other regions, and one that
+serves meshes of clients."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
