@@ -115,31 +115,35 @@ REPLICA_TRANSITIONS: dict[tuple[ReplicaState, str], frozenset[ReplicaState]] = {
     (RECOVERING, "RolledBack"): frozenset({STARTING}),
 }
 
-# What 500 seeds of the swarm `sprinkler` do not show. Each row has a step test all the same:
-# tests/protocols/chain/test_states.py drives every row of these tables.
-_OLDER_COPY = (
-    "Too rare for 500 seeds: most older copies are noticed at the first answer of the service, in "
-    "WAITING, or in a chain of one."
+# Rows that 500 seeds of the swarm `sprinkler` do not meet, with the reasons. A step test in
+# tests/protocols/chain/test_states.py drives each of them.
+_RARE = "Too rare for 500 seeds: "
+_SERVICE_FIRST = (
+    f"{_RARE}the service reports an older copy before other regions do, unless it was rolled back "
+    "together with a chain of one."
 )
+_IN_WAITING = f"{_RARE}the service reports an older copy in its first answer, in WAITING."
 _OPERATOR = "Needs an operator's `refound`; seeds have no operators."
 _SHORT = (
-    "Too rare for 500 seeds: the old tail hands over after one exchange of messages, and the chain "
-    "must change in between."
+    f"{_RARE}the old tail hands over after one exchange of messages, and the chain must change in "
+    "between."
 )
-_MISSED_EPOCH = "Too rare for 500 seeds: the replica must miss a configuration between two others."
-_REPAIR = "Too rare for 500 seeds: a disk must fail while it repairs a hole."
+_MISSED_EPOCH = f"{_RARE}the replica must miss one epoch and hear of the next."
+_ADMITTED = f"{_RARE}a learner must lose its tail at the moment at which it is admitted."
+_MEMBER_FIRST = f"{_RARE}a member must report the epoch before the service does."
 
 REPLICA_UNMET: dict[Row, str] = {
     **{
-        (state, "RolledBack", STARTING): _OLDER_COPY
+        (state, "RolledBack", STARTING): _SERVICE_FIRST
         for state in (WAITING, OUTSIDE, LEARNING, HEAD, MIDDLE, NEW_TAIL, RECOVERING)
     },
+    (SOLE, "RolledBack", RECOVERING): _SERVICE_FIRST,
     **{
-        (state, "Configuration", STARTING): _OLDER_COPY
+        (state, "Configuration", STARTING): _IN_WAITING
         for state in (LEARNING, HEAD, MIDDLE, NEW_TAIL, TAIL, SOLE, RECOVERING)
     },
-    (SOLE, "RolledBack", RECOVERING): _OLDER_COPY,
-    (HEAD, "Configuration", RECOVERING): _MISSED_EPOCH,
+    (HEAD, "Configuration", RECOVERING): f"{_RARE}a replica that recovers alone must become head "
+    "of a longer chain, and be alone again before it has recovered.",
     **{
         (state, inp, RECOVERING): _OPERATOR
         for state in (OUTSIDE, LEARNING)
@@ -147,19 +151,16 @@ REPLICA_UNMET: dict[Row, str] = {
     },
     (SOLE, "Configuration", OUTSIDE): _OPERATOR,
     (RECOVERING, "Configuration", OUTSIDE): _OPERATOR,
-    (RECOVERING, "Configuration", HEAD): "A recovery ends before another replica has joined.",
+    (RECOVERING, "Configuration", HEAD): f"{_RARE}another replica must join while the only member "
+    "recovers.",
     **{(NEW_TAIL, "Configuration", state): _SHORT for state in (OUTSIDE, HEAD, TAIL, SOLE)},
     **{(NEW_TAIL, "Stale", state): _SHORT for state in (OUTSIDE, HEAD, MIDDLE, TAIL, SOLE)},
-    (OUTSIDE, "Configuration", NEW_TAIL): _SHORT,
-    (OUTSIDE, "Stale", NEW_TAIL): _SHORT,
-    (MIDDLE, "Configuration", SOLE): _MISSED_EPOCH,
-    (MIDDLE, "Stale", SOLE): _MISSED_EPOCH,
-    (TAIL, "Configuration", HEAD): _MISSED_EPOCH,
-    (TAIL, "Stale", HEAD): _MISSED_EPOCH,
-    (STARTING, "Stale", OUTSIDE): _OLDER_COPY,
-    (WAITING, "Stale", OUTSIDE): _OLDER_COPY,
+    **{(OUTSIDE, inp, NEW_TAIL): _ADMITTED for inp in ("Configuration", "Stale")},
+    **{(MIDDLE, inp, SOLE): _MISSED_EPOCH for inp in ("Configuration", "Stale")},
+    **{(TAIL, inp, HEAD): _MISSED_EPOCH for inp in ("Configuration", "Stale")},
+    **{(state, "Stale", OUTSIDE): _MEMBER_FIRST for state in (STARTING, WAITING)},
     (LEARNING, "Forward", OUTSIDE): "Sessions keep the order of messages: no batch is missing.",
-    (LEARNING, "StoreFailed repair", OUTSIDE): _REPAIR,
+    (LEARNING, "StoreFailed repair", OUTSIDE): f"{_RARE}a disk must fail while it repairs a hole.",
 }
 
 REPLICA = StateTable(
@@ -213,10 +214,13 @@ LEARNER_TRANSITIONS: dict[tuple[LearnerState, str], frozenset[LearnerState]] = {
 }
 
 LEARNER_UNMET: dict[Row, str] = {
-    **{(state, "RolledBack", NONE): _OLDER_COPY for state in (CATCHING_UP, GATED, PROPOSED)},
-    (GATED, "Stale", NONE): _MISSED_EPOCH,
-    (GATED, "Sync", CATCHING_UP): "Too rare for 500 seeds: another disk must replace the learner's "
-    "while commits wait for it.",
+    **{(state, "RolledBack", NONE): _SERVICE_FIRST for state in (CATCHING_UP, GATED, PROPOSED)},
+    (GATED, "Stale", NONE): _MEMBER_FIRST,
+    (
+        GATED,
+        "Sync",
+        CATCHING_UP,
+    ): f"{_RARE}the learner's disk must be replaced by another one while commits wait for it.",
 }
 
 LEARNER = StateTable(
@@ -254,12 +258,14 @@ SERVICE_TRANSITIONS: dict[tuple[ServiceState, str], frozenset[ServiceState]] = {
     (RELEARNING, "Watch"): frozenset({UNFOUNDED, SAVING, DECIDED}),
 }
 
-_WITNESS = "No seed damages the disk of a configuration service, or replaces it by an older copy."
+_WITNESS = (
+    "Seeds do not damage the disk of a service, and roll it back only together with the only "
+    "replica of its chain."
+)
 
 SERVICE_UNMET: dict[Row, str] = {
     (UNFOUNDED, "Start", RELEARNING): _WITNESS,
-    (UNFOUNDED, "Propose", SAVING): "Needs a replica that acts before its chain is founded: one "
-    "that met an earlier service, whose disk is lost. " + _WITNESS,
+    (UNFOUNDED, "Propose", SAVING): _OPERATOR,
     (DECIDED, "Watch", SAVING): _WITNESS,
     **{(RELEARNING, "Watch", state): _WITNESS for state in (UNFOUNDED, SAVING, DECIDED)},
 }
