@@ -10,8 +10,7 @@ udp.py        datagrams; the kernel splits and joins them
 unknown.py    messages of types that this node does not know
 chunks.py     receive buffers
 timers.py     timers, and the detection of changes of the wall clock
-addresses.py  names to addresses
-listen.py     TCP and UDP sockets at one port
+addresses.py  names to addresses; TCP and UDP sockets at one port
 limits.py     time-outs and sizes
 run.py        the event loop of a process of nodes
 recorder.py   records the inputs and effects of a machine, for `surecast replay`
