@@ -169,7 +169,7 @@ def recorded(*orders: list[Function]) -> dict[Key, Leg]:
     return dict.fromkeys(LEGS, leg)
 
 
-FILES = ("node", "tcp", "udp", "sessions", "session", "chunks", "timers")
+FILES = ("node", "tcp", "udp", "sessions", "session", "hello", "timers")
 RUNTIME = [Function(f"runtime/{name}.py", "f") for name in FILES]
 
 

@@ -4,11 +4,9 @@ node.py       a node: passes, effects, start and stop
 sessions.py   FIFO sessions: send queues, closing, time-outs
 opening.py    how a session is established, and which one is kept when both ends open one
 session.py    our end of one session
-tcp.py        one connection: bytes to frames, buffers to bytes
+tcp.py        one connection: bytes to frames, buffers to bytes; receive buffers
 hello.py      the handshake between two drivers
 udp.py        datagrams; the kernel splits and joins them
-unknown.py    messages of types that this node does not know
-chunks.py     receive buffers
 timers.py     timers, and the detection of changes of the wall clock
 addresses.py  names to addresses; TCP and UDP sockets at one port
 limits.py     time-outs and sizes

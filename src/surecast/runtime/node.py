@@ -69,10 +69,9 @@ from surecast.runtime.addresses import (
 )
 from surecast.runtime.limits import RuntimeLimits
 from surecast.runtime.sessions import Sessions
-from surecast.runtime.tcp import Connection
+from surecast.runtime.tcp import Connection, UnknownMessages
 from surecast.runtime.timers import ClockWatch, Timers
 from surecast.runtime.udp import Datagrams
-from surecast.runtime.unknown import UnknownMessages
 from surecast.storage.memory import MemoryDisk
 from surecast.storage.store import MemoryStore, Store
 
