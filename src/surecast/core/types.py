@@ -238,7 +238,7 @@ class Append(Effect):
     log: LogId
     batches: tuple[Batch, ...]
     token: Token
-    scope: int = 0  # here and below: the layer that writes (`core.scopes`)
+    scope: int = 0  # here and below: the layer that writes (`core.compose`)
 
 
 class Truncate(Effect):
@@ -319,7 +319,7 @@ class Disk(Protocol):
     def logs(self) -> list[LogId]: ...
 
     def scope_of(self, log: LogId) -> int:
-        """The layer that a log belongs to (`core.scopes`); 0: none, or not known."""
+        """The layer that a log belongs to (`core.compose`); 0: none, or not known."""
         ...
 
     def end(self, log: LogId) -> int:
