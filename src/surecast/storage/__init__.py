@@ -2,7 +2,8 @@
 
 memory.py          the disk of a simulated node, with crashes
 store.py           the interface between drivers and stores; the store that is only memory
-segments.py        the store of a real node: a journal for new batches, segments for older ones
+segments.py        the store of a real node: a journal for new batches, segments for older ones;
+                   the thread that moves them
 config.py          its bounds
 recovery.py        opening a store, with or without damage
 check.py           checking all segments
@@ -14,7 +15,6 @@ journal_file.py    a file of the journal
 records.py         the records of the journal
 mover.py           moves from the journal to segments, and compactions
 plan.py            which pieces a move writes
-background.py      the thread for moves and compactions
 segment_disk.py    what machines read of a store
 extents.py         pieces of logs in segments
 segment_file.py    the file of a segment
