@@ -67,7 +67,7 @@ from surecast.runtime.addresses import (
     own_address,
     with_address,
 )
-from surecast.runtime.limits import RuntimeLimits
+from surecast.runtime.session import RuntimeLimits
 from surecast.runtime.sessions import Sessions
 from surecast.runtime.tcp import Connection, UnknownMessages
 from surecast.runtime.timers import ClockWatch, Timers
