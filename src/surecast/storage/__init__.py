@@ -9,9 +9,8 @@ recovery.py        opening a store, with or without damage
 check.py           checking all segments
 salvage.py         reading damaged segments
 frames.py          reading frames of a file, some of which may be damaged
-ends.py            the mark: how much of the journal is acknowledged
 journal_writer.py  the thread that writes the journal, with one sync per group of records
-journal_file.py    a file of the journal
+journal_file.py    a file of the journal; the mark: how much of the journal is acknowledged
 records.py         the records of the journal
 mover.py           moves from the journal to segments, and compactions
 plan.py            which pieces a move writes
