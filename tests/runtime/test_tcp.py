@@ -25,9 +25,9 @@ from tests.runtime.stage import (
 from surecast.columns.batch import Batch
 from surecast.core.types import PeerDown, Received, Send, SetTimer, TimerFired
 from surecast.core.wire import HEADER_SIZE, Codec, Limits
+from surecast.runtime.chunks import CHUNK_BYTES, Chunk
 from surecast.runtime.hello import BEAT, CODEC, VERSION, Hello, Refused, encode
 from surecast.runtime.node import Node
-from surecast.runtime.tcp import CHUNK_BYTES, Chunk
 
 FRAMES = Codec([Ping, Blob, Carry])
 

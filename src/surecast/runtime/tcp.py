@@ -3,27 +3,19 @@
 A receive passes on all whole frames that have arrived; the node steps each of them and writes the
 results once, at the end. A message of an unknown type is dropped and counted. Any other error in
 the bytes ends this connection only.
-
-Batches are views into the memory they were received in, so that memory must not be written to
-while a batch refers to it. A connection fills a chunk from front to back; frames are slices of it,
-without a copy. When the chunk is full, the received part of an unfinished frame is copied to the
-start of the next one. A chunk without any views left is filled again from its start: its pages are
-warm, and a connection with little traffic never needs a second chunk.
 """
 
 import asyncio
 import logging
 import struct
-import sys
 from collections import Counter
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import numpy as np
-
 from surecast.core.types import MS, SECOND, Peer, Received
 from surecast.core.wire import HEADER_SIZE, Buffer, frame_size
 from surecast.errors import PeerError, UnknownMessage
+from surecast.runtime.chunks import Chunk
 from surecast.runtime.hello import (
     BEAT,
     BYE,
@@ -41,14 +33,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANSWERED",
-    "CHUNK_BYTES",
     "ENDED",
     "GREETING",
     "OTHER",
     "PARKED",
     "READY",
     "TAGS_MAX",
-    "Chunk",
     "Connection",
     "UnknownMessages",
 ]
@@ -65,9 +55,6 @@ _BODY_LEN: Final = struct.Struct("<I")
 _BODY_LEN_AT: Final = 8
 _BURST_NS: Final = MS // 2  # after a receive that took longer, yield to others
 _JOIN_BYTES_MAX: Final = 8 << 10  # below this average, joining buffers is cheaper than writelines
-
-CHUNK_BYTES: Final = 256 << 10
-_ROOM_MIN: Final = 64 << 10  # with less room receives become short: take a new chunk
 
 TAGS_MAX: Final = 64  # of unknown messages, counted one by one; a peer can make up tags
 OTHER: Final = "other"  # counts the rest
@@ -357,51 +344,6 @@ class Connection(asyncio.BufferedProtocol):
 
 def describe(exc: Any) -> str:
     return f"{type(exc).__name__}: {exc}" if exc is not None else "closed by the peer"
-
-
-class Chunk:
-    """`view[at:fill]` is received, but not yet taken out as frames. `view` is writable: pass on
-    slices of it only as read-only views."""
-
-    __slots__ = ("_array", "at", "fill", "view")
-
-    view: memoryview
-
-    def __init__(self) -> None:
-        self.at = 0
-        self.fill = 0
-        self._allocate(CHUNK_BYTES)
-
-    def room(self, frame_bytes: int) -> memoryview:
-        """The memory to receive into, with room for a whole frame that starts at `at`."""
-        at, fill, size = self.at, self.fill, len(self.view)
-        full = size - fill < _ROOM_MIN or at + frame_bytes > size
-        if full or (fill and at == fill):
-            if size == CHUNK_BYTES >= frame_bytes and self._unseen():
-                self.view[: fill - at] = self.view[at:fill]
-                self.at, self.fill = 0, fill - at
-            elif full:
-                self._replace(frame_bytes)
-        return self.view[self.fill :]
-
-    def _unseen(self) -> bool:
-        """Whether there is no other view of the chunk; each would hold a reference to it."""
-        self.view.release()
-        unseen = sys.getrefcount(self._array) == 2
-        self.view = self._array.data
-        return unseen
-
-    def _replace(self, frame_bytes: int) -> None:
-        rest = self.view[self.at : self.fill]
-        # The pages are not touched before bytes arrive: a large claimed length takes address
-        # space, not memory.
-        self._allocate(max(CHUNK_BYTES, frame_bytes))
-        self.view[: len(rest)] = rest
-        self.at, self.fill = 0, len(rest)
-
-    def _allocate(self, nbytes: int) -> None:
-        self._array = np.empty(nbytes, np.uint8)
-        self.view = self._array.data
 
 
 class UnknownMessages:

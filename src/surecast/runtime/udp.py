@@ -19,7 +19,7 @@ from surecast.core.types import Peer, Received
 from surecast.core.wire import Buffer
 from surecast.errors import PeerError, UnknownMessage
 from surecast.runtime.addresses import Address
-from surecast.runtime.tcp import Chunk
+from surecast.runtime.chunks import Chunk
 
 if TYPE_CHECKING:
     from surecast.runtime.node import Node
