@@ -1,4 +1,7 @@
-"""The thread for moves and compactions: one job at a time, with pauses for other threads."""
+"""The background thread of a store, which runs moves and compactions (mover.py) one at a time.
+
+A job pauses after each slice of its work, so that the event loop's thread is not delayed.
+"""
 
 import threading
 import time
@@ -8,11 +11,11 @@ from typing import Any, Final
 
 __all__ = ["Background", "Closing"]
 
-# Pause between slices of work. A thread that only releases the interpreter's lock gets it back
-# before a waiting thread is awake; a thread that sleeps does not.
+# Pause between slices of work. Releasing the interpreter's lock alone is not enough: this thread
+# would take it again before the waiting thread is awake. Sleeping gives the other thread time.
 _PAUSE_S: Final = 0.0001
 
-Work = Callable[[Callable[[], None]], Any]  # gets `between_slices`, to be called between slices
+Work = Callable[[Callable[[], None]], Any]  # its argument is to be called between slices
 
 
 class Closing(Exception):
@@ -22,7 +25,7 @@ class Closing(Exception):
 class Background:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._work = threading.Condition()  # guards what follows
+        self._work = threading.Condition()  # guards `_jobs`, `_results` and `_closing`
         self._jobs: deque[tuple[Any, Work]] = deque()
         self._results: list[tuple[Any, Any]] = []
         self._closing = False
@@ -71,7 +74,8 @@ class Background:
             except Closing:
                 return
             except Exception as problem:
-                # These would keep references to pieces, and so segments in use.
+                # The traceback and the causes would keep references to pieces, and so keep
+                # segments in use.
                 problem.__cause__ = problem.__context__ = None
                 result = problem.with_traceback(None)
             del work  # it refers to pieces, too

@@ -1,22 +1,26 @@
 """The mark: how much of the journal is acknowledged, stored outside the journal.
 
-A journal that lost its last records cannot be distinguished from one that never had them. So the
-file `ends` holds which journal is written to, and how much of it has been acknowledged. A shorter
-journal is damaged.
+The journal alone does not show whether its last records were lost or never written. So the file
+`ends` records which journal file is written to, and how many of its bytes have been acknowledged. A
+journal that is shorter is damaged.
 
-The mark is written in place after every group of records, without a sync of its own. A killed
-process leaves the exact mark. A crash of the system may leave an older one, which claims less. It
-never leaves one that claims too much, because the journal is synced before the mark is written.
-(With `sync = "none"` it can; then the system has lost acknowledged records, and the mark reveals
-it.) The mark is synced when a store is opened and closed and when the journal continues in a new
-file.
+The mark is written in place after every group of records, without a sync of its own:
+
+- After the process was killed, the mark is exact.
+- After a crash of the system, the file may contain an older mark, which states fewer bytes. With
+  `sync = "data"` the mark never states too many bytes, because the journal is synced before the
+  mark is written.
+- With `sync = "none"`, a crash of the system may leave a mark that states more bytes than the
+  journal has. The mark then shows that acknowledged records were lost.
+
+The mark is synced when a store is opened or closed and when the journal continues in a new file.
 
     slot        at 0 and at 4096, written alternately, so that a torn write leaves the older one:
                 magic, format, number of writes, journal, size, incarnation, CRC-32, 4 zeros
 
-`format` is the version of everything in the folder that has no version of its own: records, states,
-what layers keep in logs. A version of Surecast that writes something that this one would misread
-writes a higher number first, and this one then refuses the folder before it changes anything in it.
+`format` is the version of everything in the folder that has no version of its own, such as records
+and states. If a later version of Surecast writes data that this version would misread, it first
+writes a higher `format` into the mark. This version then refuses the folder and changes nothing.
 """
 
 import logging
@@ -53,8 +57,11 @@ NEW: Final = EndsMark(2, 1, 0, 0)  # the mark of a store without any record
 
 
 def read_mark(path: Path) -> EndsMark | None:
-    """None if there is no such file. Raises Damaged if neither slot reads, StorageError if the
-    folder was written by a later version, or the file cannot be read at all."""
+    """The mark, or None if there is no such file.
+
+    Raises Damaged if neither slot is valid, StorageError if the folder was written by a later
+    version or the file cannot be read at all.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -89,7 +96,7 @@ def _decode(slot: bytes) -> tuple[int, EndsMark] | None:
 
 
 class MarkFile:
-    """The file `ends`, open for writing. `incarnation` goes into every mark from now on."""
+    """The file `ends`, open for writing. Every mark contains `incarnation`, the node's run."""
 
     def __init__(self, folder: Folder, last: EndsMark | None) -> None:
         """Open the file. If it is missing (`last` is None), create and sync it before any journal
@@ -114,7 +121,10 @@ class MarkFile:
             raise StorageError(f"cannot write {self._path}: {problem}") from problem
 
     def write(self, journal: int, size: int) -> None:
-        """Claim `size` bytes of `journal`. A failure is only logged: an older mark is harmless."""
+        """Record that `size` bytes of `journal` are acknowledged.
+
+        A failure is only logged, because an older mark is harmless: it states fewer bytes.
+        """
         try:
             self._put(journal, size)
         except OSError as problem:
@@ -127,7 +137,7 @@ class MarkFile:
             self._warn(problem)
 
     def abandon(self) -> None:
-        """Close the file as it is."""
+        """Close the file without another write or sync."""
         os.close(self._file)
 
     def _put(self, journal: int, size: int) -> None:

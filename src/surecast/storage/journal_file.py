@@ -1,4 +1,9 @@
-"""A file of the journal: it never ends in a torn record, and it tracks how much is on disk."""
+"""A file of the journal: it never ends in a torn record, and it tracks how much is on disk.
+
+The journal is a sequence of such files; `JournalFile` writes the current one for
+journal_writer.py. After each group of records it also raises the *mark*, the file that records how
+much of the journal is acknowledged (ends.py).
+"""
 
 import os
 from bisect import bisect_right
@@ -25,9 +30,9 @@ class JournalFile:
         self._synced = 0
         self._durable = durable
         self._marks = marks
-        self._claimed = 0  # the size of this file in the mark
+        self._claimed = 0  # acknowledged bytes of this file, as the mark records them
         self._marked = False  # whether the last record is a MARK
-        self._broken: OSError | None = None
+        self._broken: OSError | None = None  # set: every further write fails with this error
         try:
             self._file = _open(folder, number)
             folder.sync()
@@ -35,7 +40,8 @@ class JournalFile:
             raise StorageError(f"cannot open {folder.journal(number)}: {problem}") from problem
 
     def close(self) -> None:
-        """Sync and close the file and the mark. Unless writing failed, the mark covers the file."""
+        """Sync and close the file and the mark. The mark then records the whole file, unless
+        writing failed."""
         if self._broken is None:
             with suppress(OSError):
                 self._sync()
@@ -79,7 +85,8 @@ class JournalFile:
         self._broken = problem
 
     def sync(self) -> None:
-        """Sync, if configured, and raise the mark; then written records may be acknowledged."""
+        """Sync the file (if `sync = "data"`) and raise the mark. After that, the caller may
+        acknowledge the written records."""
         if self._durable:
             self._sync()
         if self._broken is None:
@@ -107,15 +114,19 @@ class JournalFile:
         try:
             os.fdatasync(self._file)
         except OSError as problem:
-            self._broken = problem  # what is on disk is not known any more
-            if self._durable:  # else the unsynced rest was acknowledged, too
+            self._broken = problem  # it is not known any more what is on disk
+            if self._durable:  # with `sync = "none"`, unsynced records were acknowledged: keep them
                 with suppress(OSError):
                     os.ftruncate(self._file, self._synced)
             raise
         self._synced = self.size
 
     def mark(self) -> None:
-        """Append a record with the synced size; called when there is nothing else to write."""
+        """Append a MARK record, which states the synced size.
+
+        Called when nothing else is waiting to be written. With this record, the next opening knows
+        that all records before it were on disk.
+        """
         if not self._marked and self._durable:
             before = self.has_effects
             self.append([number_record(MARK, 0)])
@@ -123,12 +134,12 @@ class JournalFile:
             self._marked = True
 
     def rotate(self) -> int:
-        """Sync this file and continue in a new one, or raise and keep this one. Returns the size of
-        the old one.
+        """Continue the journal in a new file; or raise OSError and keep the current one. Returns
+        the size of the old file.
 
-        The file is synced also with `sync = "none"`: a file that has a successor was not torn by a
-        crash, so an invalid record in it is damage. Its last record is a seal, which shows that it
-        was not cut short.
+        The old file gets a last record, the seal, which proves later that the file was not cut
+        short. The old file is synced even with `sync = "none"`. So a crash cannot have torn a file
+        that has a successor, and an invalid record in such a file is damage.
         """
         if self._broken is not None:
             raise self._broken
