@@ -23,7 +23,7 @@ APP: Final = "surecast"
 LOG_LEVEL: Final = "ERROR"
 ARROW_ROWS: Final = 20_000  # rows per Arrow batch between the JVM and Python
 DRIVER_MEMORY: Final = "2g"
-# These have an effect only when the JVM starts.
+# These settings have an effect only when the JVM starts.
 AT_START: Final = ("spark.driver.memory", "spark.driver.extraJavaOptions")
 _OPTIONS: Final = {
     "--master": "spark.master",
@@ -31,13 +31,13 @@ _OPTIONS: Final = {
     "--driver-memory": "spark.driver.memory",
     "--driver-java-options": "spark.driver.extraJavaOptions",
 }
-# These flags switch off Arrow's checks of bounds and nulls in Java, at each access to a value. The
-# checks take a seventh of the time of a read.
+# In Java, Arrow checks bounds and nulls at each access to a value, which takes a seventh of the
+# time of a read. These flags switch the checks off.
 _ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 
-# With this configuration Spark logs to stderr, one line per problem. The loggers that are off write
-# long reports of failures that the caller receives as exceptions. The gateway has its own entry
-# because it prints three lines about its level if that differs from the root logger's.
+# With this configuration Spark logs to stderr, one line per problem. Some loggers are off because
+# they would write long reports of failures that the caller also receives as exceptions. The gateway
+# has its own entry because it prints three lines if its level differs from the root logger's level.
 _LOG4J: Final = """\
 rootLogger.level = {level}
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
@@ -153,7 +153,8 @@ def _defaults(is_local: bool, log_level: str) -> dict[str, str]:
 
 
 def _log4j(scratch: Path, level: str) -> Path:
-    """Write Spark's logging configuration, by renaming: another session may be reading it."""
+    """Write the file with Spark's logging configuration. It is renamed into its place, because
+    another session may be reading it."""
     path, text = scratch / f"log4j2-{level}.properties", _LOG4J.format(level=level)
     if not path.exists() or path.read_text() != text:
         part = path.with_suffix(f".{os.getpid()}")
