@@ -4,12 +4,12 @@ Spark passes its filters to `Narrow.take`, which returns those that Spark must a
 filter that this file applies exactly is not returned.
 
 Filters on time and position are exact only if all rows are events. A void or lost range is one row
-at its last position, so a filter could be true for some of its positions and false for others. So
-if the reader may return such rows, Spark must apply these filters.
+at its last position, and a filter could be true for some of its positions and false for others.
+Therefore Spark must apply these filters itself if the reader may return such rows.
 
 An upper bound on time is never exact. It makes the range end at the first *live* event after that
-time. Just before that event there may be later events that have become void a moment ago, and that
-may still be read. So the filter narrows the range, and Spark must apply it again.
+time. Events just before that position may also be too late: they became void a moment ago, and may
+still be read as events. So the filter narrows the range, and Spark must apply it again.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def cut(
     room = 0
     for (one, voids), size in zip(ranges, sizes, strict=True):
         pieces = max(1, -(-size // most))
-        counts = [size * n // pieces for n in range(pieces + 1)]  # of events before each end
+        counts = [size * n // pieces for n in range(pieces + 1)]  # events before each cut
         ends = [after(one.lo, one.hi, count, voids) for count in counts[1:-1]]
         for n, (lo, hi) in enumerate(zip([one.lo, *ends], [*ends, one.hi], strict=True)):
             each = counts[n + 1] - counts[n]

@@ -1,4 +1,4 @@
-"""The settings of a new Spark session: our defaults, overridden by all other sources.
+"""The settings of a new Spark session: Surecast's defaults, overridden by all other sources.
 
 Sources in ascending priority: the defaults here, spark-defaults.conf, PYSPARK_SUBMIT_ARGS, the
 settings of the JVM with which `spark-submit` started this program, the caller.
@@ -62,8 +62,8 @@ appender.stderr.layout.pattern = %p %c{{1}}: %m%n%ex{{short}}
 def settings_to_apply(
     callers: Mapping[str, str], others: Mapping[str, str], *, has_jvm: bool, log_level: str
 ) -> dict[str, str]:
-    """The settings of the caller (`callers`), and our defaults where neither the caller nor another
-    source (`others`) has a value."""
+    """The settings of the caller (`callers`), and defaults for settings that neither the caller nor
+    another source (`others`) has."""
     master = callers.get("spark.master", others.get("spark.master", LOCAL))
     defaults = {"spark.master": LOCAL, "spark.app.name": APP}
     defaults |= _defaults(master.startswith("local"), log_level)
@@ -83,7 +83,7 @@ def set_python(known: Mapping[str, str]) -> None:
 
 
 def settings_of_others() -> dict[str, str]:
-    """The settings from all sources except the caller and our defaults."""
+    """The settings from all sources except the caller and the defaults in this file."""
     return {**_spark_defaults(), **_submit_args(), **_submitted()}
 
 
@@ -122,7 +122,7 @@ def _submitted() -> dict[str, str]:
     return dict(SparkConf().getAll())
 
 
-# ---------------------------------------------------------------- our defaults
+# ---------------------------------------------------------------- defaults
 
 
 def _defaults(is_local: bool, log_level: str) -> dict[str, str]:

@@ -234,7 +234,7 @@ class Stager:
         self._stack = AsyncExitStack()
         self._stream: Stream | None = None
         self._targets: dict[str, int] = {}
-        self._rows: list[tuple[int, int]] = []  # of each chunk: number of rows, index of target
+        self._rows: list[tuple[int, int]] = []  # for each chunk: number of rows, index of target
         self._seqs: list[int] = []
         self._waiting: deque[asyncio.Future[tuple[int, int]]] = deque()
 

@@ -15,7 +15,7 @@ class Costs(msgspec.Struct, frozen=True):
     """
 
     per_input_ns: int = 0
-    per_byte_ns: float = 0.0  # of the messages received and sent
+    per_byte_ns: float = 0.0  # for each byte of the messages received and sent
     per_effect_ns: int = 0
 
     def of(self, nbytes: int, effects: list[Any]) -> int:

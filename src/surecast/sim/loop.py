@@ -93,7 +93,7 @@ class Loop:
             self.network.moves = Moves(SESSION, self.met)
         if trace is not None:
             trace.sizes = self.network.sizes
-        self._copies: dict[str, MemoryDisk] = {}  # of disks, for `roll_back`
+        self._copies: dict[str, MemoryDisk] = {}  # node → copy of its disk, for `roll_back`
         self._crash_rng = Random(f"{seed}/crashes")
         self._record = record
         self.delivered: dict[str, list[tuple[bytes, tuple[Any, ...]]]] = {}

@@ -1,4 +1,4 @@
-"""One simulated node: a disk, and a machine (state machine) that is created anew at each start."""
+"""One simulated node: a disk, and a machine (state machine) that is created at each start."""
 
 from collections import deque
 from collections.abc import Callable

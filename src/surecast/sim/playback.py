@@ -59,7 +59,7 @@ class Difference(msgspec.Struct):
 
     node: str
     incarnation: int
-    step: int  # of that life, from 1
+    step: int  # number of the step in this life, from 1
     now_ns: int  # the argument of the machine's step
     inp: str
     recorded: list[str]  # types of the effects
@@ -141,8 +141,8 @@ class Life:
             self.node, self.incarnation = header.node, header.incarnation
             self.disk = MemoryDisk()
             self._items = self.recording.items()
-            self._asked = 0
-            self._tokens: dict[int, Token] = {}  # of storage effects without an answer
+            self._asked = 0  # number of storage effects so far that have an answer
+            self._tokens: dict[int, Token] = {}  # by number, of storage effects without an answer
             self._first = self._next_step()
             self.machine = self._build(builds) if self._first is not None else None
         except SurecastError as error:

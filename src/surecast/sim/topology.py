@@ -65,7 +65,8 @@ def star(sites: Sequence[str], between: Link = WAN, within: Link = LAN) -> Topol
 def _routed(
     sites: Sequence[str], hops: Mapping[tuple[str, str], int], between: Link, within: Link
 ) -> Topology:
-    """Links between all sites: n hops have n times the delay of one, and the same bandwidth.
+    """Links between all sites. A link of n hops has n times the delay of one hop, and the same
+    bandwidth.
 
     A cut affects only the two sites it names, not other paths whose hops lead through them.
     """

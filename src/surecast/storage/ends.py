@@ -50,7 +50,7 @@ class EndsMark(NamedTuple):
     writes: int  # marks written so far; the slot with the higher number is the newer
     journal: int  # the number of the journal being written
     size: int  # its acknowledged bytes
-    incarnation: int  # of the node
+    incarnation: int  # the number of the node's current run
 
 
 NEW: Final = EndsMark(2, 1, 0, 0)  # the mark of a store without any record

@@ -60,7 +60,7 @@ class Shelf:
         taken = []
         while self.gone:
             number = self.gone.popleft()
-            if number not in self._segments:  # else there is a new reference to it
+            if number not in self._segments:  # otherwise a new `Segment` object uses the file
                 taken.append(number)
         with self._lock:
             for number in taken:

@@ -27,7 +27,7 @@ from surecast.storage.recovery import Replay
 __all__ = ["Holdings", "StreamInfo", "Verdict", "batches", "info", "verify"]
 
 _MAPS_MAX = 16
-_READ_BYTES: Final = 1 << 20  # of a log at a time
+_READ_BYTES: Final = 1 << 20  # bytes of a log that are read at a time
 
 
 @dataclass

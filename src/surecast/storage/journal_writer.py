@@ -201,7 +201,7 @@ class JournalWriter:
         if not failed:
             try:
                 size = 0
-                if self._file.has_effects:  # else the current file can serve as the new one
+                if self._file.has_effects:  # otherwise the current file can serve as the new one
                     size = self._file.rotate()
                 new = self._file.number
                 with self._work:

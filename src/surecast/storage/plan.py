@@ -29,7 +29,7 @@ __all__ = ["Group", "count", "groups_of", "worn_out"]
 
 _FAN_IN: Final = 8  # extents of one size class that are joined to an extent of the next class
 _SIZE_MIN: Final = 1 << 10
-_LIVE_SHARE_MIN: Final = 0.5  # of a segment's bytes; below it, the rest is rewritten
+_LIVE_SHARE_MIN: Final = 0.5  # if a smaller share of a segment is needed, it is rewritten
 
 
 class Group(NamedTuple):

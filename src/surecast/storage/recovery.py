@@ -53,8 +53,8 @@ __all__ = ["Recovered", "Replay", "recover"]
 
 log = logging.getLogger("surecast.storage")
 
-_REASONS_MAX: Final = 20  # in the text of DAMAGE
-_LINES_MAX: Final = 20  # of the log, about damage
+_REASONS_MAX: Final = 20  # maximum number of reasons in the state DAMAGE
+_LINES_MAX: Final = 20  # maximum number of logged warnings about damage
 _PROGRESS_AFTER_S: Final = 2.0
 _PROGRESS_EVERY_S: Final = 30.0
 

@@ -43,7 +43,7 @@ class Salvage:
         self._checks: dict[int, Checked] = {}
         self._copies: dict[tuple[int, int], dict[LogId, list[Any]]] = {}  # by segment and run
         self._reported: dict[tuple[int, int], None] = {}  # by segment and run, or offset
-        self.scopes: dict[LogId, int] = {}  # of logs, from the segments
+        self.scopes: dict[LogId, int] = {}  # the scopes of logs, as found in the segments
 
     def batches(self) -> int:
         """The number of batches in all checked segments, from their directories."""
@@ -145,7 +145,7 @@ class Salvage:
     # ------------------------------------------------------------ inside
 
     def force(self, numbers: Iterable[int]) -> None:
-        """Check those of these segments that have not been checked."""
+        """Check those of the segments `numbers` that have not been checked yet."""
         self.check([n for n in numbers if n not in self._checks], lambda done, total: None)
 
     def _checked(self, number: int) -> Checked:

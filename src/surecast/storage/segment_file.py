@@ -1,8 +1,8 @@
 """The file of a segment, which holds batches of several logs, followed by indices.
 
-`SegmentWriter` writes such a file (for mover.py); `Mapped` reads it through a memory map. A *frame*
-is an encoded batch, with the same bytes as on the wire. A *run* is a sequence of batches of one
-log; its frames are adjacent in the file.
+`SegmentWriter` writes such a file and is used by mover.py; `Mapped` reads it through a memory map.
+A *frame* is an encoded batch, with the same bytes as on the wire. A *run* is a sequence of batches
+of one log; its frames are adjacent in the file.
 
     header      32 bytes: magic, number of the segment, CRC
     frames      the frames of all runs, one run after the other
@@ -66,8 +66,8 @@ class Run(NamedTuple):
     nbytes: int  # size of its frames
     index_at: int  # offset of its index
     batches: int  # number of its batches
-    index_crc: int
-    crc: int  # of its frames
+    index_crc: int  # checksum of its index
+    crc: int  # checksum of its frames
     scope: int  # the layer that the log belongs to (`core.scopes`); 0: not known
 
 
@@ -85,7 +85,7 @@ class SegmentWriter:
         self._waiting = self._batches = 0
         self._indices: list[tuple[array[int], ...]] = []
         self._current: tuple[LogId, int, int] | None = None
-        self._crc = 0  # of the current run's frames so far
+        self._crc = 0  # checksum of the frames of the current run so far
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = open_file(path, flags, mode)
         head = _HEADER.pack(_MAGIC, number, 0)[:-4]

@@ -30,7 +30,9 @@ __all__ = ["MemoryStore", "Store", "apply", "failed", "timely"]
 
 
 class Store(Protocol):
-    incarnation: int  # of the node's current run
+    """What a driver needs of a store; see the module's docstring."""
+
+    incarnation: int  # the number of the node's current run
 
     @property
     def disk(self) -> MemoryDisk: ...

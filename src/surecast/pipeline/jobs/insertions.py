@@ -78,8 +78,8 @@ def _find_slots(ranks: Ints) -> Ints:
     """The slot of each key, given the rank at which it entered.
 
     Handles the keys from the last one to the first one. At first all slots are occupied. The key
-    that entered last, at rank r, has the r-th occupied slot. This slot is then marked as free, and
-    the same holds for the key before it.
+    that entered last, at rank r, has the r-th occupied slot. This slot is then marked as free, so
+    that the occupied slots are those of the remaining keys.
     """
     total = ranks.size
     top = 1

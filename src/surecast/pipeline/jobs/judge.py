@@ -407,7 +407,7 @@ class Judge:
             self.streams[row["sid"]].lost += row["n"]
             words = "G10 readers got different events at"
             self._violated(row["sid"], f"{words} {shown(row)}")
-        acked = F.max(F.col("own_seq").isNotNull().cast("int"))  # its acknowledged position, too
+        acked = F.max(F.col("own_seq").isNotNull().cast("int"))  # 1: acknowledged elsewhere
         places = unknown.groupBy("sid", "publisher", "number").agg(
             F.min("at").alias("at"), (F.count("*") + acked).alias("n")
         )
