@@ -1,6 +1,6 @@
-"""Registers Surecast in PySpark, which scans packages named `pyspark_*` for a `DefaultSource`.
+"""Registers Surecast in PySpark, which searches packages named `pyspark_*` for a `DefaultSource`.
 
-So `spark.read.format("surecast")` only needs an installed `surecast[spark]`.
+So `spark.read.format("surecast")` works in every Python environment with `surecast[spark]`.
 """
 
 from surecast.pipeline.source import SurecastSource as DefaultSource

@@ -1,9 +1,9 @@
-"""What one task does: it reads the batches and lost ranges of its ranges as record batches.
+"""Reads the events of one Spark task, as Arrow record batches.
 
-It reads segments if those of a server are visible here. Otherwise, and for positions that the
-segments do not have, it reads from the region's servers over one connection. An event loop in a
-separate thread receives and checks batches while this thread joins them for Spark; a bounded buffer
-connects the two threads.
+`read` runs in an executor. If the segment files of a server are accessible on this machine, it
+reads them (files.py). Otherwise, and for positions that are not in these files, it reads from the
+region's servers over one connection. An event loop in a separate thread receives and checks
+batches, while this thread joins them for Spark; a bounded buffer connects the two threads.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ __all__ = ["Task", "pieces_of", "read"]
 
 log = logging.getLogger("surecast.pipeline")
 
-PATIENCE_S: Final = 60.0  # longest wait for a batch; a region may be catching up, or starting
+PATIENCE_S: Final = 60.0  # maximum wait for a batch: a region may be catching up, or starting
 BUFFER_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Everything that a task needs: executors receive nothing else."""
+    """Everything that a task needs. Spark sends it to an executor, which gets nothing else."""
 
     ranges: tuple[Range, ...]
     url: str
     token: str = field(repr=False)
-    servers: tuple[Server, ...]  # that have an HTTP port
-    files: bool  # read their segments, where they are visible
-    voids: bool
+    servers: tuple[Server, ...]  # those with an HTTP port
+    files: bool  # whether to read the servers' segment files, if they are accessible
+    voids: bool  # whether to return a row for each void range
     fail_on_loss: bool
     columns: tuple[str, ...] = COLUMNS
     patience_s: float = PATIENCE_S
 
 
 def read(task: Task) -> Iterator[pa.RecordBatch]:
-    """The rows of a task, stream by stream, in the order of each stream."""
+    """The rows of a task, stream by stream, each in order of position."""
     with ExitStack() as stack:
         connection = TaskConnection(task, stack)
         for wanted in task.ranges:
@@ -91,7 +91,7 @@ def pieces_of(wanted: Range, task: Task, connection: TaskConnection) -> Iterator
         if task.fail_on_loss:
             raise remedy([loss]) from None
         log.warning("%s; failOnDataLoss=false: going on without it", loss.words)
-        if not loss.again:  # these positions will not get other events
+        if not loss.again:  # these positions will not be assigned to other events
             yield Lost(wanted.stream_id, at, wanted.hi, loss.words)
 
 

@@ -1,12 +1,14 @@
-"""Reads batches directly from a server's segments, where this machine can see them.
+"""Reads batches directly from a server's segment files, if this machine can access them.
 
-A server lists which runs of which segments hold the wanted positions, and which of these are void
-(`/v1/streams/{name}/files`). A local file of that name may be a different file. So a run is used
-only if it belongs to the same stream and its index has the checksum that the server gave, which
-covers the offset and the time of every batch. Each batch has checksums of its own.
+Segments are the files in which a server stores its streams (docs/storage.md); a *run* is the part
+of a segment that belongs to one stream. For the wanted positions, the server lists the runs and the
+void positions (`/v1/streams/{name}/files`). A local file with the same name may be a different
+file. So a run is used only if it belongs to the same stream and if its index has the checksum that
+the server gave. This checksum covers the offset and the time of every batch; each batch has
+checksums of its own.
 
-Positions that are in no readable file are requested from the servers: a server may have them in its
-journal, or may have replaced the file meanwhile.
+Positions that are not in a readable file are requested from the servers. A server may have them in
+its journal, or may have replaced the file meanwhile.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ log = logging.getLogger("surecast.pipeline")
 Elsewhere = Callable[[int, int], Iterator[Piece]]  # fetches [lo, hi) from the servers
 
 _MAPS_MAX: Final = 16
-_ROWS: Final = 20_000  # rows from which voids are removed at a time
+_ROWS: Final = 20_000  # void rows are removed from this many rows at a time
 
 
 @dataclass(slots=True)
 class Look:
-    """A server's answer about [lo, hi)."""
+    """A server's answer: which files have the positions [lo, hi), and which of them are void."""
 
     lo: int
     hi: int
@@ -49,14 +51,14 @@ class Look:
 
 
 def visible(servers: Sequence[Server]) -> list[Server]:
-    """The servers whose directory seems to exist on this machine."""
+    """The servers whose data directory seems to be accessible on this machine."""
     return [s for s in servers if s.directory and os.path.isdir(s.directory)]
 
 
 def read(wanted: Range, server: Server, token: str, elsewhere: Elsewhere) -> Iterator[Piece]:
-    """Yield the batches of a range, in order, from files where that is possible.
+    """Yield the batches of a range, in order, from files if possible, otherwise from servers.
 
-    No file tells which positions are lost: these are requested from the servers.
+    Files do not say which positions are lost, so these are requested from the servers, too.
     """
     at = wanted.lo
     shelf = Shelf(Paths(server.directory), _MAPS_MAX)
@@ -102,9 +104,9 @@ def _look(wanted: Range, lo: int, server: Server, token: str) -> Look | None:
 def _from_file(
     wanted: Range, shelf: Shelf, row: tuple[int, int, int, int, int], lo: int, hi: int
 ) -> Iterator[Batch]:
-    """Yield the batches of [lo, hi), cut at its ends.
+    """Yield the batches of [lo, hi) from a file, cut at lo and hi.
 
-    StorageError if the file is not the one that the server listed, or has changed.
+    Raises StorageError if the file is not the one that the server listed, or has changed.
     """
     number, place, _, _, index_crc = row
     mapped = shelf.mapped(number)

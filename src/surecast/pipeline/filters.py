@@ -1,11 +1,15 @@
-"""Turns filters on the stream, the position and the time into narrower ranges.
+"""Turns a query's filters on stream, position and time into narrower ranges of positions.
 
-Spark need not apply filters again that are exact here; it applies all others. Filters on time and
-position are exact only for rows that are events: times never fall along the stream, but a void or
-lost range has one row, at its last position. So a reader that may return ranges leaves these
-filters to Spark. An upper bound on time is never exact: the range ends at the first *live* event
-after that time, and events that have just become void may still precede this event. It narrows the
-range, and Spark applies the filter again.
+Spark passes its filters to `Narrow.take`, which returns those that Spark must apply itself. A
+filter that this file applies exactly is not returned.
+
+Filters on time and position are exact only if all rows are events. A void or lost range is one row
+at its last position, and a filter could be true for some of its positions and false for others.
+Therefore Spark must apply these filters itself if the reader may return such rows.
+
+An upper bound on time is never exact. It makes the range end at the first *live* event after that
+time. Events just before that position may also be too late: they became void a moment ago, and may
+still be read as events. So the filter narrows the range, and Spark must apply it again.
 """
 
 from __future__ import annotations
@@ -37,9 +41,9 @@ _NEVER_NULL: Final = ("stream", "seq", "kind", "range")
 
 @dataclass(slots=True)
 class Narrow:
-    """What is left of all streams, positions and times after the filters taken so far."""
+    """The streams, positions and times that satisfy all filters taken so far."""
 
-    ranges: bool  # there may be rows that stand for ranges
+    ranges: bool  # whether there may be rows for void or lost ranges
     names: set[str] | None = None  # None: all
     prefixes: list[str] = field(default_factory=list)
     lo: int = 1
@@ -48,7 +52,7 @@ class Narrow:
     time_hi_us: int = _MOST
 
     def take(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Narrow by the filters that allow it; return those that Spark must still apply."""
+        """Apply the filters; return those that Spark must still apply."""
         return [one for one in filters if not self._take(one)]
 
     def wants(self, stream: str) -> bool:
@@ -107,7 +111,8 @@ def _is_int(value: Any) -> bool:
 
 
 def _between(one: Filter, value: int) -> tuple[int | None, int]:
-    """The numbers [lo, hi) that pass the filter; lo is None for a filter of another kind."""
+    """The range [lo, hi) of numbers that pass a filter with this value; lo is None if the filter
+    is no comparison."""
     match one:
         case EqualTo() | EqualNullSafe():
             return value, value + 1

@@ -1,16 +1,18 @@
-"""Distinguishes lost positions from void and from late ones.
+"""Decides whether positions that a query cannot read are lost, or void, or may still arrive.
 
-Positions that retention has made void are still accounted for: a reader receives a range. Positions
-are *lost* if they were assigned and no region has them any more: the stream was created again, or
-was deleted, or ends everywhere below the query's position. A region that is behind others, that is
-just starting, or that restores its own streams from others has lost nothing: the query waits for
-it. The query also waits for a region that does not answer, because it may still have its data.
+Positions that retention has made void are not lost: readers receive the void range and its reason.
+Positions are *lost* if they were assigned and no region has their events any more. This is the case
+if the stream was deleted, or deleted and created again, or if it ends in every region below the
+position that the query has reached. A region that is behind others, that is just starting, or that
+restores its own streams from other regions has lost nothing: the query waits for it. The query also
+waits for a region that does not answer, because this region may still have the events.
 
-Positions in the middle of a stream are lost when a server answers a range read with `Lost`: it has
-no copy, and knows that no other server has one. No further request is needed.
+Positions in the middle of a stream are lost if a server answers a range read with `Lost`. This
+means that the server has no copy and knows that no other server has one. No further request is
+needed.
 
 If the end of a stream seems to be lost, every server of the region is asked over HTTP. Only answers
-of ready servers count. If one of them knows a region that has the positions, or may have them,
+of ready servers count. If one of these knows a region that has the positions, or may have them,
 they are not lost.
 """
 
@@ -46,10 +48,10 @@ _REMEDY: Final = (
 
 
 class Loss(NamedTuple):
-    """The loss of a stream's end, or of all of it."""
+    """The loss of a whole stream, or of all positions from some position on."""
 
-    words: str
-    again: bool = True  # whether the positions are assigned again, so that a query must go back
+    words: str  # a description for the error text or the log
+    again: bool = True  # whether the positions are assigned to new events, which must be read
     end: int = 1  # the highest end of the stream in any region
 
 
@@ -61,6 +63,7 @@ class View(NamedTuple):
     others: dict[str, dict[str, Any]]
 
     def hears(self, region: str) -> bool:
+        """Whether the server is connected to this region, or belongs to it."""
         return region == self.region or bool(self.others.get(region, {}).get("up"))
 
     def hears_all(self) -> bool:
@@ -71,7 +74,8 @@ class View(NamedTuple):
 
 
 def is_short(place: Place, known: Known | None) -> bool:
-    """Whether a region that reports `known` lacks positions of the stream that were read."""
+    """Whether a region lacks positions that the query has read before. `known` is the region's
+    report about the stream; None if it does not have the stream."""
     return known is None or known.stream_id != place.stream_id or known.end < place.next
 
 
@@ -91,7 +95,11 @@ def views_of(https: Sequence[str], token: str) -> list[View] | None:
 def loss_of(
     name: str, place: Place, known: Known | None, region: Region, views: Sequence[View] | None
 ) -> Loss | None:
-    """The loss in a stream that the query has read up to `place`; None if nothing is lost."""
+    """The loss in a stream that the query has read up to `place`; None if nothing is lost.
+
+    `views` are the ready servers; None if the servers could not be asked over HTTP. Without them,
+    the report of the region that the query reads from decides.
+    """
     if not is_short(place, known):
         return None
     if views is not None:
@@ -109,7 +117,8 @@ def lost(name: str, place: Place, views: Sequence[View], token: str) -> Loss | N
     return judge(name, place, [(view, ask_server(view.http, path, token)) for view in views])
 
 
-Said = Sequence[tuple[View, dict[str, Any] | None]]  # of a stream: server.status.StreamStatus
+# Each server, with its answer about a stream (server.status.StreamStatus); None: unknown to it.
+Said = Sequence[tuple[View, dict[str, Any] | None]]
 
 
 def judge(name: str, place: Place, said: Said) -> Loss | None:
@@ -150,7 +159,9 @@ def _is_authoritative(view: View, stream: dict[str, Any]) -> bool:
 
 
 def _damaged(name: str, place: Place, same: Sequence[tuple[View, dict[str, Any]]]) -> Loss | None:
-    """No server of the region can read the stream to its end; other regions may have all of it."""
+    """The loss if no server of the region can read the stream to its end because of damage; None
+    if other regions may have all of it. Raises SurecastError if another region is known to have
+    the positions."""
     view, one = max(same, key=lambda pair: pair[1]["committed"])
     words = f"stream {name!r} is damaged from {one['committed']} on: {one['quarantined']}"
     ends: dict[str, int] = {r: end for r, end in one["regions"].items() if r != view.region}

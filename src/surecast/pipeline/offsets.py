@@ -1,9 +1,10 @@
-"""Where a query begins and ends, and how a streaming query's progress is stored.
+"""Where a query begins and ends, and how the progress of a streaming query is stored.
 
-A *bound* is an option's value: earliest, latest, a position or a time, for all streams or for each.
-A *place* is a query's progress in a stream: the next position, with the stream's id, so that a
-stream that was created again under the same name is not mistaken for the old one. Positions are the
-same in every region, and so is a place: a query may continue in another region.
+A *bound* is the value of an option such as `startingOffsets`: earliest, latest, a position or a
+time, for all streams or for each. A *place* is a query's progress in one stream: the next position
+to read, and the id of the stream. The id is stored because a stream that was deleted and created
+again has the same name but other events. Positions are the same in every region, so a query may
+continue in another region with the same places.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class At(NamedTuple):
 
 
 class Time(NamedTuple):
-    """The first event at or after it."""
+    """The position of the first event at or after this time."""
 
     ns: int
 
@@ -52,9 +53,9 @@ class Time(NamedTuple):
 class Bound:
     """Where reading begins, or ends, in each stream."""
 
-    option: str  # the option that gave it; "" for a default
-    rest: At | Time  # for streams not named
-    each: Mapping[str, At | Time] = field(default_factory=dict)
+    option: str  # the name of the option; "" for a default
+    rest: At | Time  # for streams that `each` does not name
+    each: Mapping[str, At | Time] = field(default_factory=dict)  # by name of stream
 
     def of(self, stream: str) -> At | Time:
         return self.each.get(stream, self.rest)
@@ -150,7 +151,8 @@ class Place(NamedTuple):
 
 
 def places_to(places: Mapping[str, Place]) -> dict[str, Any]:
-    """Places as JSON for Spark's offset log; equal places have equal text."""
+    """Places as JSON for Spark's offset log, in a fixed order, so that equal places have equal
+    text."""
     return {
         name: {"id": place.stream_id.hex(), "next": place.next}
         for name, place in sorted(places.items())
@@ -180,7 +182,8 @@ def _next(said: Any) -> int:
 
 
 def share(backlog: Mapping[str, int], most: int) -> dict[str, int]:
-    """Divide `most` events among streams in proportion to their backlogs, at least one each."""
+    """Divide `most` events among streams in proportion to their backlogs. Every stream with a
+    backlog gets at least one event."""
     total = sum(backlog.values())
     if total <= most:
         return dict(backlog)

@@ -1,7 +1,7 @@
-"""A reader's options as checked values; an error names the option that is wrong.
+"""Parses and checks a reader's options; an error names the option that is wrong.
 
-The names are those of Spark's Kafka connector where they mean the same. Spark passes option names
-in lower case; they are matched without regard to case.
+An option that has the same meaning in Spark's Kafka connector has the same name as there. Spark
+passes option names in lower case, so upper and lower case are not distinguished.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SourceOptions:
 
     url: str = URL
     token: str = field(default="", repr=False)
-    streams: tuple[str, ...] = ()  # by name; or
+    streams: tuple[str, ...] = ()  # names of streams; empty if `pattern` is given instead
     pattern: str = ""
     start: Bound = EARLIEST
     end: Bound = LATEST
@@ -76,20 +76,20 @@ class SourceOptions:
     partitions_min: int = 1
     fail_on_loss: bool = True
     voids: bool = False
-    files: bool = True  # read segments that this machine can see
+    files: bool = True  # whether to read segment files that this machine can access
     columns: tuple[str, ...] = COLUMNS
-    push: bool = False  # let filters choose what is read
+    push: bool = False  # whether the query's filters narrow the ranges that are read
 
     @property
     def wanted(self) -> str:
-        """The option that names the streams, for messages."""
+        """The option that names the streams, for error messages."""
         return f"subscribePattern={self.pattern}" if self.pattern else (
             f"subscribe={','.join(self.streams)}"
         )  # fmt: skip
 
 
 def parse(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-    """The options of a batch or a streaming reader; UsageError names the first that is wrong."""
+    """The options of a batch or a streaming reader. Raises UsageError for the first wrong one."""
     check_names(given, NAMES)
     options = {name: given[key] for key in given for name in NAMES if name.lower() == key.lower()}
     if streaming and (found := [name for name in _ENDS if name in options]):
@@ -125,7 +125,7 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
 
 
 def check_names(given: Iterable[str], known: Iterable[str]) -> None:
-    """UsageError for the first unknown name, with the most similar known one."""
+    """Raise UsageError for the first unknown name, and suggest the most similar known name."""
     spelled = {name.lower(): name for name in known}
     for name in given:
         if name.lower() in spelled:
@@ -201,7 +201,7 @@ def _check_bounds(start: Bound, end: Bound, streams: tuple[str, ...], pattern: s
 
 def _columns(text: str) -> tuple[str, ...]:
     """The wanted columns, in the order of COLUMNS. Spark does not tell a source written in Python
-    which columns a query needs; this option lets a user save the cost of the others."""
+    which columns a query needs. With this option, a user can save the cost of the others."""
     wanted = {name.strip().lower() for name in text.split(",")}
     strange = sorted(wanted - set(COLUMNS))
     if strange:

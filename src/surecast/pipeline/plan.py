@@ -1,8 +1,9 @@
-"""Cuts ranges of positions into tasks.
+"""Cuts ranges of positions into Spark tasks; used by source.py to plan a read.
 
-A task should be large enough to repay its start: a hundred thousand events or more. Many small
-streams share a task, and a large stream is cut into several with equal numbers of events. Equal
-numbers of positions would leave some tasks without work where most of a stream is void.
+Starting a task costs time, so a task should read a hundred thousand events or more. Many small
+streams share a task. A large stream is cut into several tasks with equal numbers of events. With
+equal numbers of positions, some tasks could have hardly any events, because positions may be void
+(without an event).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from surecast.columns.intervals import IntervalSet
 
 __all__ = ["EVENTS_MIN", "Range", "after", "cut"]
 
-EVENTS_MIN: Final = 100_000  # of a task, unless there are fewer, or more tasks are requested
+EVENTS_MIN: Final = 100_000  # per task, unless there are fewer, or more tasks are requested
 EVENTS_MAX: Final = 1_000_000
-TASKS: Final = 16  # wanted number if there are enough events; the number of cores is unknown here
+TASKS: Final = 16  # if there are enough events; this code does not know the number of cores
 
 
 class Range(NamedTuple):
@@ -43,7 +44,7 @@ def cut(
     room = 0
     for (one, voids), size in zip(ranges, sizes, strict=True):
         pieces = max(1, -(-size // most))
-        counts = [size * n // pieces for n in range(pieces + 1)]  # of events before each end
+        counts = [size * n // pieces for n in range(pieces + 1)]  # events before each cut
         ends = [after(one.lo, one.hi, count, voids) for count in counts[1:-1]]
         for n, (lo, hi) in enumerate(zip([one.lo, *ends], [*ends, one.hi], strict=True)):
             each = counts[n + 1] - counts[n]

@@ -3,8 +3,9 @@
     with watch(spark, "audit", lambda done, total, note: bar.update(done, note, total)):
         ...                                              # jobs that this thread starts
 
-The unit is a task. Spark plans job by job, so `total` grows while it works, and a progress bar may
-go backwards. Spark Connect has no tracker, but reports its progress by itself.
+Progress is counted in tasks. Spark plans one job after the other, so `total` grows during the work,
+and a progress bar may go backwards. Spark Connect has no status tracker, but reports its progress
+by itself.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ LOOK_S: Final = 0.25
 def watch(spark: SparkSession, group: str, callback: Callback) -> Iterator[None]:
     """Call `callback` from a separate thread while the block runs, and once at its end.
 
-    Meanwhile the jobs of this thread belong to `group`. For a streaming query, which has a group of
-    its own, give its `runId`.
+    While the block runs, the jobs that this thread starts belong to the job group `group`, and
+    their progress is reported. The jobs of a streaming query have their own group, whose name is
+    the query's `runId`: pass this as `group`.
     """
     from pyspark.sql.utils import is_remote
 
@@ -60,11 +62,11 @@ def watch(spark: SparkSession, group: str, callback: Callback) -> Iterator[None]
 
 @contextmanager
 def interrupts() -> Iterator[Event]:
-    """Turn the first Ctrl-C into an event, for code that waits for a query; a second one raises
-    KeyboardInterrupt.
+    """While the block runs, the first Ctrl-C only sets the event that this yields. A second Ctrl-C
+    raises KeyboardInterrupt.
 
-    An exception in the middle of a request to the JVM would leave the request incomplete, and all
-    later requests without an answer.
+    For code that waits for a query: an exception in the middle of a request to the JVM would leave
+    the request incomplete, and all later requests without an answer.
     """
     asked = Event()
     if current_thread() is not main_thread():  # other threads receive no signals
@@ -84,8 +86,8 @@ def interrupts() -> Iterator[Event]:
 
 
 def until(query: StreamingQuery, say: Said) -> tuple[int, bool]:
-    """Wait until a query ends, or stop it at Ctrl-C. Returns the rows it read, and whether it was
-    stopped."""
+    """Wait until a query ends, or stop it at Ctrl-C. Returns how many rows the query has read, and
+    whether it was stopped."""
     rows = RowsOf()
     with interrupts() as asked:
         while not query.awaitTermination(1):
@@ -97,7 +99,8 @@ def until(query: StreamingQuery, say: Said) -> tuple[int, bool]:
 
 
 class RowsOf:
-    """Counts the rows that a query has read. Call `count` often: Spark keeps 100 batches."""
+    """Counts the rows that a query has read. `count` must be called often, because Spark keeps the
+    progress of only the last 100 batches."""
 
     def __init__(self) -> None:
         self._of: dict[int, int] = {}  # batch -> rows counted
@@ -120,13 +123,14 @@ def _look(jobs: _Jobs, callback: Callback, over: Event) -> None:
 
 
 class _Jobs:
-    """The tasks of a group's jobs; those of finished jobs are counted once."""
+    """Counts the tasks of a job group; the tasks of finished jobs are counted once and kept."""
 
     def __init__(self, tracker: StatusTracker, group: str) -> None:
         self.tracker = tracker
         self.group = group
         self._finished = 0  # tasks
-        self._over: set[int] = set(tracker.getJobIdsForGroup(group))  # not of this block
+        # Jobs that are finished and counted, and jobs of this group from before the block.
+        self._over: set[int] = set(tracker.getJobIdsForGroup(group))
 
     def look(self) -> tuple[int, int, str]:
         done = total = running = 0

@@ -1,7 +1,7 @@
 """Blocking requests to a region: which streams it has, where they end, which positions are void.
 
-Spark's driver uses them for planning. Every request has a deadline: a query that cannot be planned
-fails with a reason and does not hang. Errors name the option to change.
+Spark's driver uses these requests to plan a query. Every request has a deadline, so a query that
+cannot be planned fails with a reason and does not hang. Errors name the option to change.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = ["Known", "Region", "Server", "Voids", "ask_server", "refused"]
 
 T = TypeVar("T")
 
-ANSWER_S: Final = 8.0  # for the first answer: a wrong url is reported within ten seconds
-PATIENCE_S: Final = 60.0  # for an answer of a region that has answered before
-APPEAR_S: Final = 2.0  # for a stream that was created a moment ago, perhaps in another region
-HTTP_S: Final = 3.0
-SILENT_S: Final = 30.0  # after an HTTP timeout the server is not asked again for so long
+ANSWER_S: Final = 8.0  # timeout for the first answer: a wrong url is reported within ten seconds
+PATIENCE_S: Final = 60.0  # timeout for an answer of a region that has answered before
+APPEAR_S: Final = 2.0  # wait for a stream that was just created, perhaps in another region
+HTTP_S: Final = 3.0  # timeout of an HTTP request
+SILENT_S: Final = 30.0  # after an HTTP timeout, a server is not asked again for this time
 LOOK_S: Final = 0.1
-QUESTIONS: Final = 500  # at once: a server accepts a thousand of one client
-NEAR: Final = 5  # existing names to suggest in place of a missing one
+QUESTIONS: Final = 500  # requests at a time; a server accepts a thousand from one client
+NEAR: Final = 5  # how many existing names an error suggests for a missing one
 
 
 class Known(NamedTuple):
-    """A stream as the region has it."""
+    """A stream in a region, as the region reports it."""
 
     info: StreamInfo
     end: int  # its last position + 1
@@ -67,7 +67,8 @@ class Voids(NamedTuple):
 
 
 class Region:
-    """Blocking requests to a region, from `__init__` to `close`; one thread at a time."""
+    """Blocking requests over one connection, which `__init__` opens and `close` closes. Only one
+    thread at a time may use it."""
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url
@@ -109,13 +110,13 @@ class Region:
 
     @property
     def addresses(self) -> str:
-        """A url that names all its servers."""
+        """A url with the addresses of all servers of the region."""
         return show_url([*parse_url(self.url), *self._client.servers.values()])
 
     # ------------------------------------------------------------ streams
 
     def streams(self, names: tuple[str, ...], pattern: str = "") -> dict[str, Known]:
-        """Those of the named streams that exist, or all that match the pattern, by name."""
+        """The streams of these names that exist; without names, all that match the pattern."""
 
         async def ask() -> list[tuple[StreamInfo, int]]:
             found: list[tuple[StreamInfo, int]] = []
@@ -132,7 +133,8 @@ class Region:
         }
 
     def expect(self, names: tuple[str, ...], pattern: str = "") -> dict[str, Known]:
-        """Like `streams`; UsageError if a named stream does not exist, or none matches."""
+        """Like `streams`, but raises UsageError if a named stream does not exist, or if no stream
+        matches the pattern."""
         deadline = time.monotonic() + APPEAR_S
         while True:
             found = self.streams(names, pattern)
@@ -160,8 +162,8 @@ class Region:
         return self._call(self._client._locate(stream_id, time_ns))
 
     def settle(self, stream_ids: list[bytes]) -> None:
-        """Have the servers apply retention to these streams, as they do before they send events, so
-        that their lists of files agree with that."""
+        """Let the servers apply retention to these streams now. They also do this before they send
+        events, so afterwards their lists of void positions agree with the events they send."""
 
         async def ask() -> None:
             for at in range(0, len(stream_ids), QUESTIONS):
@@ -174,18 +176,19 @@ class Region:
 
     @property
     def https(self) -> tuple[str, ...]:
-        """The HTTP addresses of its servers."""
+        """The HTTP addresses of the region's servers."""
         return tuple(self._client.http.values())
 
     def servers(self, name: str) -> list[Server]:
-        """The servers with an HTTP port; those that have the stream also give their directory."""
+        """The servers with an HTTP port. If a server has the stream `name`, the result includes
+        the server's data directory."""
         path = f"/v1/streams/{quote(name)}/files?lo=1&hi=1"
         said = [(http, self._ask(http, path) or {}) for http in self.https]
         return [Server(http, str(one.get("directory", ""))) for http, one in said]
 
     def voids(self, name: str, stream_id: bytes, lo: int, hi: int) -> Voids | None:
-        """The void positions from `lo` on, up to the size of one answer; None if no server
-        answers."""
+        """The void positions from `lo` on, as many as one answer can hold (`Voids.hi` tells how
+        far it reaches); None if no server answers."""
         path = f"/v1/streams/{quote(name)}/files?lo={lo}&hi={hi}"
         for http in self.https:
             said = self._ask(http, path)
@@ -209,8 +212,8 @@ class Region:
         return said
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a request. The first one has the shorter deadline, like opening: the servers may be
-        reachable at the url, but not at the addresses that they report."""
+        """Run a request. The first request has the same short deadline as opening the connection,
+        because servers may be reachable at the url, but not at the addresses that they report."""
         try:
             answer = self._within(self._patience_s, work)
         except TimeoutError:

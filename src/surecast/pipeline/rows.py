@@ -1,9 +1,9 @@
 """Converts batches to Spark's columns.
 
-About 20,000 rows at a time are best for Spark; a stream has batches of the sizes that publishers
-sent. So batches are joined by whole columns: constant columns (the stream's name, the kind, the
-range) are slices of arrays created once, keys and values are copied in bulk, and positions and
-times are computed from the headers. No row is handled individually.
+Record batches of about 20,000 rows are best for Spark, but the batches of a stream have the sizes
+that publishers sent. So batches are joined, column by column. Constant columns (the stream's name,
+the kind, the range) are slices of arrays that are created once. Keys and values are copied in bulk.
+Positions and times are computed from the batches' headers. No row is handled individually.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ATTRIBUTES: Final = pa.map_(pa.string(), pa.binary())
 _TIME: Final = pa.timestamp("us", tz="UTC")
 SCHEMA: Final = pa.schema(
     [
-        # With nullable=False Spark need not check each value of these for null.
+        # With nullable=False, Spark does not check each value of a column for null.
         pa.field("stream", pa.string(), nullable=False),
         pa.field("seq", pa.int64(), nullable=False),
         pa.field("kind", pa.string(), nullable=False),
@@ -43,9 +43,9 @@ SCHEMA: Final = pa.schema(
         pa.field("timestamp", _TIME),
     ]
 )
-ROWS: Final = 20_000  # approximate rows of a record batch ...
-NBYTES: Final = 16 << 20  # ... unless it reaches this size before
-_JOINED_ROWS: Final = 1024  # bodies of up to so many rows are joined before they are decoded
+ROWS: Final = 20_000  # a record batch has about this many rows ...
+NBYTES: Final = 16 << 20  # ... or fewer, if it reaches this size
+_JOINED_ROWS: Final = 1024  # batches of up to this many rows are joined before they are decoded
 
 
 def ddl_of(names: Sequence[str]) -> str:
@@ -66,9 +66,10 @@ def record_batches(
     rows: int = ROWS,
     nbytes: int = NBYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """Convert consecutive batches to record batches of events; with `voids` also void ranges.
+    """Convert consecutive batches to record batches with a row per event. With `voids`, there is
+    also a row per void range.
 
-    Lost ranges are always included. `names` are the wanted columns, in the order of COLUMNS.
+    Lost ranges always have a row. `names` are the wanted columns, in the order of COLUMNS.
     """
     group: list[Batch] = []
     group_rows = group_bytes = 0
@@ -157,10 +158,12 @@ def _joined(batches: list[Batch]) -> Columns:
 
 
 def _alike(batches: list[Batch]) -> Iterator[list[Batch]]:
-    """Group adjacent batches that are small and have the same layout; others stay alone."""
+    """Group adjacent batches that are small and have the same layout. Any other batch is a group
+    of its own."""
     group: list[Batch] = []
     for batch in batches:
-        # A batch with tags or gaps may have the same form as its neighbours and still not fit.
+        # `is_fixed` is needed: a batch with tags or gaps may have the same form as its neighbours,
+        # but cannot be joined with them.
         fits = batch.rows <= _JOINED_ROWS and batch.is_fixed
         if group and (not fits or (batch.form, batch.rows) != (group[0].form, group[0].rows)):
             yield group
@@ -191,9 +194,9 @@ def _tags_of(part: Columns) -> Column:
 
 
 def _seqs(batches: Sequence[Batch]) -> Int64s:
-    """The position of each row; dense batches that follow each other are one range."""
+    """The position of each row. Consecutive batches without gaps are handled as one range."""
     found: list[Int64s] = []
-    lo = hi = 0  # of the current dense run
+    lo = hi = 0  # the current range without gaps
     for batch in batches:
         if batch.explicit:
             found += (np.arange(lo, hi), batch.seqs())
@@ -208,7 +211,7 @@ def _seqs(batches: Sequence[Batch]) -> Int64s:
 
 
 def _times(batches: Sequence[Batch]) -> Int64s:
-    """The time of each row in microseconds, as Spark's are."""
+    """The time of each row in microseconds, the unit of Spark's timestamps."""
     if any(batch.explicit for batch in batches):
         return np.concatenate([batch.times() for batch in batches]) // 1000
     times = np.array([batch.time_ns // 1000 for batch in batches])
@@ -266,7 +269,8 @@ def _range_rows(stream: str, kind: str, los: Int64s, his: Int64s, times: Int64s)
 
 
 def _room(rows: int) -> int:
-    """The size of a cached array for so many rows; sizes are few, so that few are created."""
+    """The size of a cached array for this many rows: a power of two, so that few different arrays
+    are created."""
     return max(1 << 15, 1 << (rows - 1).bit_length() if rows else 0)
 
 
@@ -300,7 +304,7 @@ def _binary(column: Column, rows: int) -> pa.Array:
 
 
 def _attributes(tags: Column, rows: int) -> pa.Array:
-    """{"tag": …} for each row that has one, and null for those that have none."""
+    """The column `attributes`: {"tag": …} for each row with a tag, null for the others."""
     valid = np.ones(rows, np.bool_) if tags.valid is None else tags.valid
     offsets = np.zeros(rows + 1, np.int32)
     np.cumsum(valid, out=offsets[1:])

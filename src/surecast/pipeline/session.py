@@ -7,8 +7,8 @@ executors, reduces logging, and uses little memory.
     spark = spark_session("spark://head:7077")           # a cluster; this package is sent to it
     spark = spark_session("sc://head:15002")             # Spark Connect
 
-All settings here are defaults. Those of the caller, spark-submit, PYSPARK_SUBMIT_ARGS and the
-environment's spark-defaults.conf take precedence (settings.py), and a session that is already
+All settings here are defaults. The settings of the caller, spark-submit, PYSPARK_SUBMIT_ARGS and
+the environment's spark-defaults.conf take precedence (settings.py). A session that is already
 running is returned unchanged.
 """
 
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 __all__ = ["JAVA_MIN", "find_java", "package_zip", "running_session", "spark_session"]
 
 JAVA_MIN: Final = 17
-ANSWER_S: Final = 5.0
+ANSWER_S: Final = 5.0  # timeout for a connection to the master
 MASTER_PORT, CONNECT_PORT = 7077, 15002
-PACKAGES: Final = ("surecast", "surecast_lab", "pyspark_surecast")  # of the wheel
+PACKAGES: Final = ("surecast", "surecast_lab", "pyspark_surecast")  # all packages of the wheel
 _JVMS: Final = Path("/usr/lib/jvm")
 
 
@@ -59,10 +59,10 @@ def spark_session(
     conf: Mapping[str, str] | None = None,
     log_level: str | None = None,
 ) -> SparkSession:
-    """The running session, or a new one, with the format `surecast` registered.
+    """The running session, or a new one in which the format `surecast` is registered.
 
-    An argument that is None is taken from the other settings; the defaults are local[*], surecast
-    and ERROR.
+    For an argument that is None, the other settings apply. If they have no value, master, app and
+    log_level are local[*], surecast and ERROR.
     """
     if (running := running_session()) is not None:
         return running
@@ -80,7 +80,7 @@ def spark_session(
 
 
 def _fitted(known: Mapping[str, str], log_level: str | None) -> SparkSession:
-    """The session of the Spark that was started, with everything that settings cannot configure."""
+    """Create the session of the Spark that was started, and configure what settings cannot."""
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
@@ -90,11 +90,11 @@ def _fitted(known: Mapping[str, str], log_level: str | None) -> SparkSession:
     if log_level or "spark.log.level" not in known:
         session.sparkContext.setLogLevel(log_level or LOG_LEVEL)
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)  # they repeat raised errors
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)  # else they log raised errors
     if not known["spark.master"].startswith("local"):
         session.sparkContext.addPyFile(str(package_zip()))
-    # Spark finds the source by itself, but would then run it, also in executors, with the Python
-    # of the JVM's environment and without the zip.
+    # Spark would also find the source without this call. But then it would run the source, also in
+    # executors, with the Python of the JVM's environment and without the zip.
     session.dataSource.register(SurecastSource)
     return session
 
@@ -145,7 +145,8 @@ def _start(callers: Mapping[str, str], others: Mapping[str, str], log_level: str
 
 
 def _check_master(master: str) -> None:
-    """UsageError unless the master is valid and answers; Spark itself would try for minutes."""
+    """Raise UsageError unless the master is valid and answers. (Spark itself would try to connect
+    for minutes.)"""
     if not re.match(r"local(\[|-cluster\[|$)|yarn$|(spark|sc|k8s)://", master):
         raise UsageError(
             f"--master {master!r} is unknown to Spark. Use local[*], local[4], "
@@ -171,7 +172,8 @@ def _check_master(master: str) -> None:
 
 @contextmanager
 def _filtered_stderr() -> Iterator[int]:
-    """A stderr for the JVM, passed on without Java's warnings about Spark's modules."""
+    """A pipe to use as the JVM's stderr. Its content is copied to this process's stderr, without
+    Java's warnings about Spark's modules."""
     ours, theirs = os.pipe()
     stderr_filter = _StderrFilter(ours)
     Thread(target=stderr_filter.pass_on, name="stderr of Spark", daemon=True).start()
@@ -183,7 +185,8 @@ def _filtered_stderr() -> Iterator[int]:
 
 
 class _StderrFilter:
-    """Copies a JVM's stderr to ours as it arrives, and the rest when this program ends."""
+    """Copies the JVM's stderr to this process's stderr as it arrives. The rest is copied when this
+    program ends."""
 
     def __init__(self, pipe: int) -> None:
         self.pipe = pipe
@@ -224,7 +227,7 @@ _STDERR: Final = 2
 
 
 def _connect(master: str, app: str, conf: Mapping[str, str]) -> SparkSession:
-    """A session of a Spark Connect server; this package is sent to it."""
+    """A session of a Spark Connect server; this package is sent to the server."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -248,7 +251,8 @@ def _connect(master: str, app: str, conf: Mapping[str, str]) -> SparkSession:
 
 
 def find_java() -> Path:
-    """The home of a Java that Spark can use, from JAVA_HOME, the PATH or the system's folder."""
+    """The home directory of a Java installation that Spark can use, from JAVA_HOME, the PATH or
+    the system's folder."""
     homes = [Path(said)] if (said := os.environ.get("JAVA_HOME")) else []
     if on_path := shutil.which("java"):
         homes.append(Path(on_path).resolve().parent.parent)
@@ -271,7 +275,7 @@ def find_java() -> Path:
 
 
 def _version(java: Path) -> int:
-    """Its major version; 0 if it does not run."""
+    """The major version of a `java` program; 0 if it does not run."""
     try:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -286,8 +290,8 @@ def _version(java: Path) -> int:
 def package_zip(folder: Path | None = None) -> Path:
     """Write the wheel's packages to a zip that executors can import from (`addPyFile`).
 
-    Its dependencies (numpy, pandas, pyarrow, numba, msgspec) must be installed where the executors
-    run.
+    The dependencies of the packages (numpy, pandas, pyarrow, numba, msgspec) must be installed
+    where the executors run.
     """
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="surecast-"))

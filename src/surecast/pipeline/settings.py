@@ -1,4 +1,4 @@
-"""The settings of a new Spark session: our defaults, overridden by all other sources.
+"""The settings of a new Spark session: Surecast's defaults, overridden by all other sources.
 
 Sources in ascending priority: the defaults here, spark-defaults.conf, PYSPARK_SUBMIT_ARGS, the
 settings of the JVM with which `spark-submit` started this program, the caller.
@@ -23,7 +23,7 @@ APP: Final = "surecast"
 LOG_LEVEL: Final = "ERROR"
 ARROW_ROWS: Final = 20_000  # rows per Arrow batch between the JVM and Python
 DRIVER_MEMORY: Final = "2g"
-# These have an effect only when the JVM starts.
+# These settings have an effect only when the JVM starts.
 AT_START: Final = ("spark.driver.memory", "spark.driver.extraJavaOptions")
 _OPTIONS: Final = {
     "--master": "spark.master",
@@ -31,13 +31,13 @@ _OPTIONS: Final = {
     "--driver-memory": "spark.driver.memory",
     "--driver-java-options": "spark.driver.extraJavaOptions",
 }
-# These flags switch off Arrow's checks of bounds and nulls in Java, at each access to a value. The
-# checks take a seventh of the time of a read.
+# In Java, Arrow checks bounds and nulls at each access to a value, which takes a seventh of the
+# time of a read. These flags switch the checks off.
 _ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 
-# With this configuration Spark logs to stderr, one line per problem. The loggers that are off write
-# long reports of failures that the caller receives as exceptions. The gateway has its own entry
-# because it prints three lines about its level if that differs from the root logger's.
+# With this configuration Spark logs to stderr, one line per problem. Some loggers are off because
+# they would write long reports of failures that the caller also receives as exceptions. The gateway
+# has its own entry because it prints three lines if its level differs from the root logger's level.
 _LOG4J: Final = """\
 rootLogger.level = {level}
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
@@ -62,8 +62,8 @@ appender.stderr.layout.pattern = %p %c{{1}}: %m%n%ex{{short}}
 def settings_to_apply(
     callers: Mapping[str, str], others: Mapping[str, str], *, has_jvm: bool, log_level: str
 ) -> dict[str, str]:
-    """The settings of the caller (`callers`), and our defaults where neither the caller nor another
-    source (`others`) has a value."""
+    """The settings of the caller (`callers`), and defaults for settings that neither the caller nor
+    another source (`others`) has."""
     master = callers.get("spark.master", others.get("spark.master", LOCAL))
     defaults = {"spark.master": LOCAL, "spark.app.name": APP}
     defaults |= _defaults(master.startswith("local"), log_level)
@@ -83,7 +83,7 @@ def set_python(known: Mapping[str, str]) -> None:
 
 
 def settings_of_others() -> dict[str, str]:
-    """The settings from all sources except the caller and our defaults."""
+    """The settings from all sources except the caller and the defaults in this file."""
     return {**_spark_defaults(), **_submit_args(), **_submitted()}
 
 
@@ -122,7 +122,7 @@ def _submitted() -> dict[str, str]:
     return dict(SparkConf().getAll())
 
 
-# ---------------------------------------------------------------- our defaults
+# ---------------------------------------------------------------- defaults
 
 
 def _defaults(is_local: bool, log_level: str) -> dict[str, str]:
@@ -153,7 +153,8 @@ def _defaults(is_local: bool, log_level: str) -> dict[str, str]:
 
 
 def _log4j(scratch: Path, level: str) -> Path:
-    """Write Spark's logging configuration, by renaming: another session may be reading it."""
+    """Write the file with Spark's logging configuration. It is renamed into its place, because
+    another session may be reading it."""
     path, text = scratch / f"log4j2-{level}.properties", _LOG4J.format(level=level)
     if not path.exists() or path.read_text() != text:
         part = path.with_suffix(f".{os.getpid()}")

@@ -3,15 +3,18 @@
     df.write.format("surecast").option("stream", "orders").mode("append").save()
     df.writeStream.format("surecast").option("stream", "orders").option("checkpointLocation", ...)
 
-Tasks stage their rows, and the driver publishes them: staging.py explains the method and makes the
-decisions, staging_io.py performs the IO, sink_rows.py converts rows to batches. Rows of one task
-keep their order, and those of partition 0 precede those of partition 1.
+Tasks write their rows to a hidden staging stream, and when all have succeeded, the driver publishes
+the rows to their target streams. staging.py explains the method and makes the decisions,
+staging_io.py performs the IO, and sink_rows.py converts rows to batches. Rows of one task keep
+their order, and all rows of partition 0 precede those of partition 1.
 
-A streaming query is identified by the id in its checkpoint, its batches by their numbers: a batch
-that Spark repeats, for any reason, is published once. A batch job that is killed while its driver
-publishes has published a part of its rows. With a name (`queryId`) it can be run again: it then
-finishes the rows, or does nothing if they were finished before. Other rows under the same name are
-refused, unless they are declared as another part of the job (`queryPart`).
+A streaming query is identified by the id in its checkpoint, and its batches by their numbers. So a
+batch that Spark repeats, for any reason, is published once.
+
+A batch job that is killed while its driver publishes has published a part of its rows. A job with a
+name (`queryId`) can be run again: it then publishes the rest, or does nothing if all rows were
+published before. Other rows under the same name are refused, unless they are declared as another
+part of the job (`queryPart`).
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Staged", "batch_writer", "resumed", "stream_writer"]
 
-UNDER_WAY_MAX: Final = 64  # chunks of a task that are not acknowledged
+UNDER_WAY_MAX: Final = 64  # chunks of a task that are sent and not yet acknowledged
 DIGESTS: Final = 1 << 64  # number of different digests
 
 COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"  # the process that commits
@@ -76,7 +79,7 @@ Messages = Sequence[WriterCommitMessage | None]
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """All chunks that a task has staged, in order."""
+    """A task's report to the driver: all chunks (batches of rows) that it has staged, in order."""
 
     query: str
     batch: int
@@ -84,7 +87,7 @@ class Staged(WriterCommitMessage):
     partition: int
     targets: tuple[str, ...]
     chunks: tuple[ChunkRef, ...]
-    digest: int | None = None  # the sum over its rows, if the job may be run again
+    digest: int | None = None  # a checksum of the task's rows, if the job may be run again
 
 
 # ---------------------------------------------------------------- called by Spark
@@ -93,7 +96,7 @@ class Staged(WriterCommitMessage):
 def batch_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceArrowWriter:
-    """The writer for `df.write`. Errors that would prevent writing are raised here."""
+    """The writer for `df.write`. Errors are raised here if they are known before the job runs."""
     if overwrite:
         raise UsageError(
             "mode('overwrite') is not possible: a stream only grows. Use mode('append'), or "
@@ -108,8 +111,8 @@ def batch_writer(
 def stream_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """The writer for `df.writeStream`. Spark creates one for the tasks of a batch and another for
-    its commit."""
+    """The writer for `df.writeStream`. Spark creates one writer for the tasks of a batch and
+    another one for the commit of the batch."""
     if overwrite:
         raise UsageError(
             "outputMode('complete') is not possible: a stream only grows. Use "
@@ -127,8 +130,8 @@ def stream_writer(
 
 
 def _check_region(options: SinkOptions) -> None:
-    """Check the region within ten seconds, even if a name server does not answer: a `Loop` does not
-    wait for the thread that resolves names."""
+    """Check within ten seconds that the region can be written to, even if a name server does not
+    answer. A `Loop` is used because it does not wait for the thread that resolves names."""
     loop = Loop()
     try:
         loop.call(check_region(options))
@@ -137,14 +140,18 @@ def _check_region(options: SinkOptions) -> None:
 
 
 def _is_commit() -> bool:
-    """Whether Spark creates the writer to commit or abort. The tasks have finished by then, so the
-    commit itself waits for a region that does not answer."""
+    """Whether Spark creates the writer to commit or abort a batch.
+
+    The region is not checked then: the tasks have finished, so it is better to wait for a region
+    that does not answer than to fail.
+    """
     started = getattr(sys.modules.get("__main__"), "__spec__", None)
     return COMMITTER in sys.modules or (started is not None and started.name == COMMITTER)
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One job. Created in the driver and sent to the tasks and to the process that commits."""
+    """Writes one batch job. Created in the driver, and sent to the tasks and to the process that
+    commits."""
 
     def __init__(self, options: SinkOptions, layout: Layout) -> None:
         self.options = options
@@ -179,7 +186,8 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """One micro-batch. Only its tasks know the query it belongs to, and report it in `Staged`."""
+    """Writes one micro-batch of a streaming query. Spark tells only the tasks which query the batch
+    belongs to; they report it in `Staged`."""
 
     def __init__(self, options: SinkOptions, layout: Layout) -> None:
         self.options = options
@@ -200,13 +208,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Messages, batchId: int) -> None:
         staged = [m for m in messages if isinstance(m, Staged)]
-        if staged:  # otherwise there was no partition
+        if staged:  # empty if there was no partition
             intent = intent_of(staged[0].writer, staged)
             _commit(self.options, staged[0].query, batchId, intent, once=False)
 
     def abort(self, messages: Messages, batchId: int) -> None:
         staged = [m for m in messages if isinstance(m, Staged)]
-        if staged:  # otherwise the driver that repeats the batch collects the staged chunks
+        if staged:  # if empty, the driver that repeats the batch removes the staged chunks
             _abort(self.options, staged[0].query, batchId, staged[0].writer, once=False)
 
 
@@ -226,7 +234,7 @@ class Stager:
         self._stack = AsyncExitStack()
         self._stream: Stream | None = None
         self._targets: dict[str, int] = {}
-        self._rows: list[tuple[int, int]] = []  # of each chunk: number of rows, index of target
+        self._rows: list[tuple[int, int]] = []  # for each chunk: number of rows, index of target
         self._seqs: list[int] = []
         self._waiting: deque[asyncio.Future[tuple[int, int]]] = deque()
 
@@ -255,7 +263,8 @@ class Stager:
         return Staged(*self._job, self.partition, tuple(self._targets), refs, digest)
 
     async def close(self, problem: BaseException | None) -> None:
-        """`problem`: the error that ended the task; Spark should get this error and no other."""
+        """Close the connection. `problem` is the error that ended the task, if any: Spark should
+        get this error and not an error of closing."""
         for future in self._waiting:
             future.cancel()
         trace = None if problem is None else problem.__traceback__
@@ -331,7 +340,7 @@ def _commit(options: SinkOptions, query: str, batch: int, intent: Intent, *, onc
 
 
 def _interrupted(published: int, rows: int, problem: SurecastError) -> SurecastError:
-    """The error of a job without a name that published only a part of its rows."""
+    """The error of a job without a `queryId` that has published only a part of its rows."""
     return SurecastError(
         f"at least {published:,} of {rows:,} rows are published, and would be there twice if the "
         "job were run again. A job with a queryId (option) can be repeated: it then publishes the "
@@ -340,7 +349,8 @@ def _interrupted(published: int, rows: int, problem: SurecastError) -> SurecastE
 
 
 def intent_of(writer: str, staged: list[Staged], after: int | None = None) -> Intent:
-    """The intent of a batch: the chunks of all tasks, in the order of partitions."""
+    """The intent of a batch (staging.py): the list of the chunks of all tasks, in the order of
+    partitions."""
     targets = sorted({target for task in staged for target in task.targets})
     index = {target: at for at, target in enumerate(targets)}
     chunks = tuple(
@@ -352,13 +362,14 @@ def intent_of(writer: str, staged: list[Staged], after: int | None = None) -> In
 
 
 def _sum_of(staged: list[Staged]) -> int | None:
-    """The digest of all rows; None if a task has none."""
+    """The checksum of all rows; None if a task has not reported one."""
     digests = [task.digest for task in staged if task.digest is not None]
     return sum(digests) % DIGESTS if len(digests) == len(staged) else None
 
 
 def resumed(given: Mapping[str, str]) -> Outcome:
-    """Finish what earlier runs of a job in parts began; return how far the job has come."""
+    """Finish the parts that earlier runs of a job in parts have begun. The result says how far the
+    job has come."""
     options = sink_options.parse(given)
     assert options.query is not None
     query = options.query
@@ -372,7 +383,7 @@ def resumed(given: Mapping[str, str]) -> Outcome:
             finally:
                 await stage.close()
 
-    loop = Loop()  # a separate one: a notebook already runs an event loop in this thread
+    loop = Loop()  # in another thread: a notebook already runs an event loop in this one
     try:
         return loop.call(work())
     finally:

@@ -1,4 +1,4 @@
-"""A writer's options as checked values; an error names the option that is wrong."""
+"""Parses and checks a writer's options; an error names the option that is wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from surecast.pipeline.staging import ONCE, staging_name
 __all__ = ["NAMES", "SinkOptions", "check_target", "parse"]
 
 NAMES: Final = ("url", "token", "stream", "createStreams", "retain", "queryId", "queryPart")
-_SPARKS_OWN: Final = ("checkpointlocation", "queryname")  # Spark passes its own options, too
+_SPARKS_OWN: Final = ("checkpointlocation", "queryname")  # Spark's own options; ignored here
 _QUERY: Final = re.compile(r"[A-Za-z0-9_~:@=+.-]{1,100}")
 _PART: Final = re.compile(r"(-1|\d{1,18})\.\.(\d{1,18})")
 
@@ -30,11 +30,11 @@ class SinkOptions:
 
     url: str = URL
     token: str = field(default="", repr=False)
-    stream: str | None = None  # None: each row names its own
+    stream: str | None = None  # the target stream; None: each row names its target
     create: bool = True  # whether to create missing streams
     retain: Policy | None = None  # the retention of created streams
     query: str | None = None  # the name of a batch job (queryId)
-    part: tuple[int, int] | None = None  # of such a job: the number it follows, and its own
+    part: tuple[int, int] | None = None  # queryPart: the previous part's number, this part's number
 
     @property
     def staging(self) -> str:
@@ -42,7 +42,7 @@ class SinkOptions:
 
 
 def parse(given: Mapping[str, str]) -> SinkOptions:
-    """UsageError names the first option that is wrong."""
+    """Parse the options of a writer. Raises UsageError for the first wrong one."""
     options = {key: value for key, value in given.items() if key.lower() not in _SPARKS_OWN}
     if "path" in (key.lower() for key in options):
         raise UsageError(
@@ -74,8 +74,8 @@ def parse(given: Mapping[str, str]) -> SinkOptions:
 
 
 def check_target(name: str, where: str) -> None:
-    """UsageError if a stream of this name cannot be written to. `where`: the option or column that
-    gave the name."""
+    """Raise UsageError if a stream of this name cannot be written to. `where` is the option or
+    column that contains the name, for the error."""
     if not is_name(name):
         raise UsageError(f"{where}: {bad_name(name)}")
     if is_internal(name):

@@ -1,7 +1,8 @@
 """Converts Spark's rows to batches of events: checks the columns and cuts rows into chunks.
 
-All work is on whole Arrow columns. A chunk is a batch of up to 20,000 events or a megabyte, in the
-form it will have in its stream; it is encoded once, in the task that has the rows.
+All code here works on whole Arrow columns. A chunk is a batch of up to 20,000 events or one
+megabyte. It is encoded once, in the task that has the rows, and already has the form in which its
+target stream will store it.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ __all__ = ["Cutter", "Layout", "layout_of"]
 
 CHUNK_ROWS: Final = 20_000
 CHUNK_BYTES: Final = 1 << 20
-HELD_BYTES: Final = 32 << 20  # of rows not yet in a chunk, for all targets together
-PART_BYTES: Final = 1 << 10  # memory of one held part, in addition to the bytes of its rows
+HELD_BYTES: Final = 32 << 20  # maximum size of rows that are not yet in a chunk, for all targets
+PART_BYTES: Final = 1 << 10  # memory for one part of such rows, in addition to their bytes
 EVENT_BYTES: Final = ClientOptions().event_bytes_max
-_NOWHERE: Final = bytes(16)  # a chunk gets its stream's id when it is published
+_NOWHERE: Final = bytes(16)  # stands for the stream's id, which is set when a chunk is published
 
 _BYTES: Final = ("key", "value", "tag")
-_OURS: Final = ("seq", "kind", "range", "timestamp")  # columns of the source; ignored
+_OURS: Final = ("seq", "kind", "range", "timestamp")  # columns of tables read here; ignored
 
 
 # ---------------------------------------------------------------- which columns
@@ -39,7 +40,8 @@ _OURS: Final = ("seq", "kind", "range", "timestamp")  # columns of the source; i
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which columns the rows have. `stream`: the target of all rows; None if each names its own."""
+    """The columns that the rows have. `stream` is the target of all rows; None if each row names
+    its target."""
 
     columns: tuple[str, ...]  # those of key, value and tag that exist
     attributes: bool
@@ -47,7 +49,7 @@ class Layout:
 
 
 def layout_of(schema: StructType, stream: str | None) -> Layout:
-    """The layout of rows with this schema; UsageError names the first column that does not fit."""
+    """The layout of rows with this schema. Raises UsageError for the first wrong column."""
     from pyspark.sql.types import StringType
 
     types = {field.name: field.dataType for field in schema.fields}
@@ -106,7 +108,7 @@ def _check_column(name: str, kind: DataType) -> None:
 
 
 def _events(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
-    """Those of the columns key, value and tag that exist."""
+    """The columns key, value and tag, as far as they exist."""
     import pyarrow as pa
 
     columns = {name: batch.column(name) for name in layout.columns}
@@ -145,7 +147,8 @@ def _list_of(kind: Any) -> Any:
 
 
 def _by_stream(batch: pa.RecordBatch, names: Any) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Split rows by stream, keeping their order; each part owns just the memory of its rows."""
+    """Split rows by stream, keeping their order. Each part is a copy, so that it does not keep the
+    memory of the whole batch."""
     import pyarrow.compute as pc
 
     if names.null_count:
@@ -191,7 +194,8 @@ class _Held:
 
 
 class Cutter:
-    """Turns rows into chunks, `(stream, batch)`; the rows of each stream keep their order."""
+    """Converts rows to chunks, as pairs (stream, batch). Rows of the same stream keep their order.
+    Rows that do not fill a chunk are held until later rows fill it."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -199,7 +203,7 @@ class Cutter:
         self._nbytes = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[tuple[str, Batch]]:
-        """Add rows; yield the chunks that are full."""
+        """Add rows, and yield the chunks that are full."""
         if not batch.num_rows:
             return
         events, stream = _events(batch, self._layout), self._layout.stream
@@ -250,7 +254,7 @@ class Cutter:
 
 
 def _cuts(sizes: Any) -> Iterator[tuple[int, int]]:
-    """Runs of rows that fit into a chunk; a row larger than a chunk is a run of its own."""
+    """Ranges of rows that fit into a chunk. A row larger than a chunk is a range of its own."""
     ends = np.cumsum(sizes)
     lo = done = 0
     while lo < ends.size:

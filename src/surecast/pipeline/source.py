@@ -1,8 +1,9 @@
-"""The data source as Spark sees it: `spark.read|readStream.format("surecast")`.
+"""The classes that Spark calls to read: `spark.read|readStream.format("surecast")`.
 
-Spark creates these objects in separate Python processes: one that plans a batch, one for the whole
-duration of a streaming query, and the executors' workers, which receive readers pickled. So a
-reader holds only its options until one of its methods is called, and a task contains all it needs.
+Spark uses these objects in separate Python processes: a process that plans a batch, a process that
+exists as long as a streaming query, and the workers of the executors. Spark pickles a reader to
+send it to a worker. So a reader holds only its options until one of its methods is called, and a
+task contains everything that it needs.
 """
 
 from __future__ import annotations
@@ -51,22 +52,25 @@ __all__ = ["SurecastSource"]
 
 log = logging.getLogger("surecast.pipeline")
 
-SERVERS_S: Final = 30.0  # how long the servers' file directories are cached
+SERVERS_S: Final = 30.0  # how long the list of servers and their directories is cached
 TIME_US_MAX: Final = (1 << 63) // 1000  # no event is later
-GRACE_S: Final = 5.0  # how long a loss must last: a region that just started knows little at first
-GRACE_S_MAX: Final = 30.0  # the same if no HTTP port answers, so readiness is unknown
+# A loss is believed only if it is seen for this time, because a region that was just started knows
+# only some of its streams at first; and for the longer time if no server says whether it is ready.
+GRACE_S: Final = 5.0
+GRACE_S_MAX: Final = 30.0
 LOOK_S: Final = 0.25
 
 
 class SurecastSource(DataSource):
-    """`spark.read.format("surecast").option("subscribe", "orders")`; options.py has the rest."""
+    """`spark.read.format("surecast").option("subscribe", "orders")`; options.py has all options."""
 
     @classmethod
     def name(cls) -> str:
         return "surecast"
 
     def schema(self) -> str:
-        """Called by `load()`, so invalid options are refused there."""
+        """The schema as DDL. Spark calls this in `load()`, so `load()` fails for invalid
+        options."""
         return ddl_of(parse(self.options, streaming=False).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -104,24 +108,24 @@ def _check_schema(schema: StructType, options: SourceOptions) -> None:
 
 
 class Work(InputPartition):
-    """A task for Spark."""
+    """A `Task` in the form in which Spark sends it to an executor."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
 
 
 def _rows(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    if isinstance(partition, Work):  # Spark passes an empty partition if there is none
+    if isinstance(partition, Work):  # Spark passes another object if no partitions were planned
         _freeze_garbage()
         yield from read(partition.value)
 
 
 @cache
 def _freeze_garbage() -> None:
-    """Exclude the objects loaded so far from garbage collection; once in a worker.
+    """Exclude all existing objects from garbage collection; called once in each worker.
 
-    PySpark's daemon collects garbage after every task. With half a million objects of modules this
-    takes 45 ms each time, as long as a task takes to read a million events.
+    PySpark's daemon collects garbage after every task. Loaded modules have half a million objects,
+    so this would take 45 ms each time, as long as a task needs to read a million events.
     """
     gc.collect()
     gc.freeze()
@@ -131,7 +135,7 @@ def _freeze_garbage() -> None:
 
 
 def _position(region: Region, known: Known, bound: Bound) -> int:
-    """The position of a bound in a stream; UsageError if it is beyond the stream's end."""
+    """The position of a bound in a stream. Raises UsageError if it is beyond the stream's end."""
     said = bound.of(known.info.name)
     if isinstance(said, Time):
         return region.locate(known.stream_id, said.ns)
@@ -150,7 +154,8 @@ def _tasks(
     known: Mapping[str, Known],
     servers: tuple[Server, ...],
 ) -> list[InputPartition]:
-    """Cut the ranges into tasks, by their void positions as far as known."""
+    """Cut the ranges into tasks with about equal numbers of events, as far as the void positions
+    are known."""
     with_voids: list[tuple[Range, IntervalSet | None]] = []
     if options.files and any(server.directory for server in servers):
         there = {one.stream_id for one in known.values()}
@@ -177,7 +182,7 @@ def _tasks(
 
 
 class BatchReader(DataSourceReader):
-    """Reads the events between two bounds."""
+    """Reads the events between two bounds, for `spark.read`."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -203,7 +208,8 @@ class BatchReader(DataSourceReader):
 
     def _range(self, region: Region, known: Known) -> Range:
         start, end, narrow = self.options.start, self.options.end, self.narrow
-        # The end is known before a time is looked up: events published in between are not read.
+        # `known.end` was read before the times are looked up here. Events that were published in
+        # between are not read.
         lo = min(_position(region, known, start), known.end)
         hi = min(_position(region, known, end), known.end)
         if lo > hi:
@@ -226,12 +232,13 @@ class BatchReader(DataSourceReader):
 
 
 class _PushFilters:
-    """`pushFilters` of a reader, for sessions with and without filter push-down.
+    """The method `pushFilters` of a reader, for sessions with and without filter push-down.
 
-    If push-down is off, as by default, Spark refuses every reader that overrides this method,
-    instead of not calling it. So `__func__` makes this object look like the inherited method.
+    Push-down is off by default in Spark. Then Spark refuses every reader that overrides the method
+    `pushFilters`, instead of not calling it. So the attribute `__func__` makes this object look
+    like the inherited method.
 
-    If push-down is on, Spark (4.3) keeps the last plan with the *table*: another query on the same
+    If push-down is on, Spark (4.3) stores the last plan with the *table*. Another query on the same
     DataFrame, or another branch of the same query, then reads only the positions of that plan. So
     the option `pushFilters` is off by default, and a DataFrame with it must be used only once.
     """
@@ -249,7 +256,8 @@ class _PushFilters:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads continuously. Its offset is the place in every stream (offsets.py)."""
+    """Reads continuously, for `spark.readStream`. Spark's offset has a `Place` for every stream
+    (offsets.py)."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -314,7 +322,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ranges.append(Range(name, place.stream_id, lo, place.next))
         if not ranges:
             return []
-        # A batch that is planned again after a restart may contain positions that are lost by now.
+        # After a restart, Spark plans the last batch again. Some of its positions may be lost now.
         known, lost = self._known({one.stream: Place(one.stream_id, one.lo) for one in ranges})
         ranges = [one for one in ranges if one.stream not in lost]
         if not ranges:
@@ -345,16 +353,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._servers
 
     def _expect_news(self, places: Mapping[str, Place]) -> None:
-        """On the first call: streams added to the options of a restarted query must exist."""
+        """On the first call, raise UsageError if a stream was added to the options of a restarted
+        query and does not exist."""
         news = tuple(name for name in self.options.streams if name not in places)
         if news and not self._has_begun:
             self.region.expect(news)
         self._has_begun = True
 
     def _known(self, places: Mapping[str, Place]) -> tuple[dict[str, Known], dict[str, Loss]]:
-        """The streams that exist, and the losses in those that the query has read.
+        """The streams that exist, and the losses in streams that the query has read.
 
-        A loss counts only if it lasts; it then ends the query, or is accepted.
+        A loss counts only if it is seen for the grace time. With `failOnDataLoss` it then ends the
+        query; otherwise it is logged and the query goes on.
         """
         options, region = self.options, self.region
         wanted = {name: place for name, place in places.items() if self._is_wanted(name)}
@@ -392,12 +402,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return known, lost
 
     def _is_wanted(self, name: str) -> bool:
-        """Whether a stream that was read is still wanted: options may change at a restart."""
+        """Whether the options still name a stream that was read before: they may have changed at a
+        restart."""
         options = self.options
         return matches(options.pattern, name) if options.pattern else name in options.streams
 
     def _end(self, begin: Place, known: Known) -> int:
-        """Where to stop reading a stream; 1 if the existing stream has another id than `begin`."""
+        """The position before which reading stops. It is 1 (nothing to read) if the existing
+        stream has another id than `begin`, or is not part of an availableNow query."""
         if begin.stream_id != known.stream_id:
             return 1
         if self._target is None:
@@ -406,7 +418,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return target.end if target is not None and target.stream_id == known.stream_id else 1
 
     def _reach(self, begin: Place, end: int, name: str, events: int) -> int:
-        """The position after `events` events; voids do not count, as far as they are known."""
+        """The position after `events` events. Void positions do not count, if they are known."""
         if begin.next + events >= end:
             return max(begin.next, end)
         found = self.region.voids(name, begin.stream_id, begin.next, end)
@@ -414,12 +426,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _begin(place: Place | None, known: Known, loss: Loss | None) -> Place:
-    """Where to continue in a stream; a new stream, or one created again, begins at 1."""
+    """Where to continue in a stream. A new stream, or a stream that was created again, is read from
+    position 1."""
     if place is None:
         return Place(known.stream_id, 1)
     if loss is None:
         return place
     if place.stream_id != known.stream_id:
         return Place(known.stream_id, 1)
-    # This region may be behind others; the events that only they have were read before.
+    # This region may be behind others (`loss.end` is the highest end). The positions in between
+    # were read before, so reading continues after them.
     return place._replace(next=max(known.end, loss.end)) if loss.again else place

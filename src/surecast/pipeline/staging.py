@@ -2,43 +2,51 @@
 
 Tasks of a Spark job append their rows, as encoded batches called *chunks*, to a staging stream:
 `_spark.orders` for a target `orders`. Subscribers of the target do not see them. When all tasks
-have succeeded, the driver commits the job, or one micro-batch of it. A driver may crash at any
-moment. Another driver then repeats the batch, with rows in another order, while the first may still
-be running (a zombie). So the staging stream itself decides a commit, because its order is the same
-for every driver:
+have succeeded, the driver commits the job, or one micro-batch of it: it publishes the rows to the
+target.
 
-1. The driver appends an *intent*: the list of its chunks. The first intent for a batch is valid,
-   and all drivers publish exactly the chunks it lists, whichever driver wrote it. A list that is
-   too long for one record is first written in *pages*, and the intent names the pages.
-2. All drivers publish under one publisher identity, with numbers that continue from the previous
-   batch: the head of the target stream recognises events that were published already and does not
-   publish them again.
-3. When everything is acknowledged, a *done* record stores the numbers reached and, for a job that
-   may be run again, the digest of its rows. A batch that is done never changes again.
-4. Chunks and records of a batch that is done are garbage. They are collected by position up to the
-   first record that is still needed; this also removes earlier collects, which have no key. The
-   *done* record of an idle query would block this for ever. Such a record never changes, so a
-   driver that finds it in the way appends it again, unchanged and under the same key.
+A driver may crash at any moment. Another driver then repeats the batch, perhaps with rows in
+another order, while the first driver may still be running (a zombie). The drivers must agree on the
+rows to publish. The order of the staging stream decides, because it is the same for every driver:
+
+1. The driver appends an *intent*: the list of its chunks. The first intent for a batch is valid.
+   All drivers publish exactly the chunks that it lists, whichever driver wrote it. If the list is
+   too long for one record, the driver first writes it in *pages*, and the intent lists the pages.
+2. All drivers publish with the same publisher id, and with numbers that continue from the previous
+   batch. So the head of the target stream recognises an event that was published before, and does
+   not publish it again.
+3. When all rows are acknowledged, the driver appends a *done* record. It stores the next number for
+   each target and, for a job that may be run again, a checksum of the rows. A batch that is done
+   never changes again.
+4. Chunks and records of a batch that is done are garbage. Drivers *collect* garbage: they declare
+   it obsolete, and the region removes it. All positions below the first record that is still needed
+   are collected at once. (Collecting by position is necessary: the collect events themselves have
+   no key, so they can only be removed in this way.) The *done* record of an idle query is always
+   needed, and would block this for ever. So a driver that finds such a record in the way appends it
+   again, unchanged and with the same key, and the old record becomes garbage.
 5. Chunks of a query without an intent are *orphaned* if the query has appended nothing for a week:
-   its driver was killed, and its checkpoint was deleted. Any other driver collects them. For a job
-   that cannot be repeated the limit is a day, and its intent is orphaned as well.
+   probably its driver was killed, and its checkpoint was deleted. Any other driver collects these
+   chunks. For a job that cannot be repeated, the limit is a day, and its intent is orphaned as
+   well.
 
-A driver that gives up its batch appends *abandoned*, which makes later intents of this driver
-invalid. It then collects its chunks, unless its intent was already valid.
+A driver that gives up its batch appends an *abandoned* record, which makes later intents of this
+driver for the batch invalid. It then collects its chunks, unless its intent was already valid.
 
-A job may consist of *parts* whose ends are not known in advance: a replay of an archive that grows.
-Each part is a batch whose number is the position it reaches, and its intent names the batch that it
-follows. Of several intents that follow the same batch only the first is valid, whatever positions
-they reach.
+A job may consist of *parts* whose ends are not known in advance, such as the replay of an archive
+that grows. Each part is a batch. Its number is the position that it reaches, and its intent names
+the batch that it follows. If several intents follow the same batch, only the first is valid,
+whatever positions they reach.
 
-**Reading is not a snapshot.** While a driver reads the stream from its beginning, other drivers may
-finish batches and collect records, including *done* records, before it reads them. It can rely on
-this: when it appends a record of its own, it has seen every record that is not collected and lies
-below the position up to which it had read. It then reads the positions in between; if one of these
-was collected, it appends a mark and reads again. Only then does it decide.
+**Reading is not a snapshot.** A driver reads the staging stream from its beginning. Meanwhile,
+other drivers may finish batches and collect records, including *done* records, before it has read
+them. So the driver reads until the end, appends a record of its own, and reads up to this record.
+If no position between the old end and its record was collected, it knows every record that was not
+collected when it appended its own, and decides. Otherwise it appends another record (a *mark*) and
+reads again.
 
-`commit`, `resume` and `abort` are generators: they yield acts, and receive the answer of each, or
-the error that prevented it. No IO happens here; `staging_io` performs the acts.
+`commit`, `resume` and `abort` are generators. They yield acts, such as `Append`. For each act they
+receive the answer, or the error that prevented it. No IO happens here; `staging_io` performs the
+acts.
 """
 
 from __future__ import annotations
@@ -77,12 +85,14 @@ __all__ = [
     "staging_name",
 ]
 
-LOOKS_MAX: Final = 1000  # attempts to read a stream in which others collect all the time
-MOVE_AFTER: Final = 256  # garbage positions after a blocking `done` record, plus 2 for each such
-PAGE_BYTES: Final = 4 << 20  # of an intent in one record; an event has at most 8 MB
+LOOKS_MAX: Final = 1000  # attempts to read a stream in which other drivers collect all the time
+# Blocking `done` records are appended again only if there are more garbage positions after the
+# first of them than this number, plus 2 for each of them.
+MOVE_AFTER: Final = 256
+PAGE_BYTES: Final = 4 << 20  # maximum size of an intent or page; an event has at most 8 MB
 ONCE: Final = "once-"  # prefix of the name of a query that will never be repeated
-SILENT_NS: Final = 7 * 24 * 3600 * SECOND  # time without records until chunks are orphaned ...
-ONCE_SILENT_NS: Final = 24 * 3600 * SECOND  # ... and the same for a query that is not repeated
+SILENT_NS: Final = 7 * 24 * 3600 * SECOND  # without records for this time, chunks are orphaned
+ONCE_SILENT_NS: Final = 24 * 3600 * SECOND  # the same for a query that will never be repeated
 _LAST: Final = (1 << 63) - 1  # no batch has a higher number
 
 CHUNK, PAGE, INTENT, ABANDONED, MARK = "chunk", "page", "intent", "abandoned", "mark"
@@ -113,9 +123,9 @@ class Intent(msgspec.Struct, frozen=True, array_like=True):
     writer: str
     targets: tuple[str, ...]
     chunks: tuple[ChunkRef, ...]
-    after: int | None = None  # of a part: the batch it follows (-1: none)
-    pages: tuple[int, ...] = ()  # positions of the pages that hold the intent, if it is paged
-    digest: int | None = None  # sum over the rows (columns/sums.py); None: not needed
+    after: int | None = None  # for a part: the batch that it follows (-1: none)
+    pages: tuple[int, ...] = ()  # positions of the pages that contain the list, if it is long
+    digest: int | None = None  # checksum of the rows (columns/sums.py); None: not needed
 
     @property
     def rows(self) -> int:
@@ -123,7 +133,7 @@ class Intent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True):
-    """A batch is completely published; `numbers` holds the next number for every target."""
+    """A batch is completely published; `numbers` has the publisher's next number by target."""
 
     numbers: Numbers
     after: int | None = None  # as in the intent of the batch
@@ -152,7 +162,8 @@ def _done_key(query: str, batch: int) -> bytes:
 
 
 def _place(key: bytes) -> Place:
-    """Decode a key; PeerError if no driver or task can have written it."""
+    """Decode a key. Raises PeerError if it has not the form of any key that drivers and tasks
+    write."""
     try:
         query, first, second, *rest = key.decode().split("/")
         if first == DONE:
@@ -175,7 +186,7 @@ def chunk_value(batch: Batch) -> bytes:
 
 
 def chunk_batch(value: bytes, stream_id: bytes) -> Batch:
-    """The batch for a target stream; its body's bytes are those of the chunk."""
+    """The batch to publish to a target stream; its body is the body of the chunk, unchanged."""
     if len(value) <= _CHUNK.size or value[0] != _VERSION:
         raise PeerError("a staged chunk was written by another version or another program")
     _, schema_id, rows, form = _CHUNK.unpack_from(value)
@@ -192,7 +203,7 @@ def chunk_batch(value: bytes, stream_id: bytes) -> Batch:
 
 
 class Fact(NamedTuple):
-    """The last batch of a query that is done, and its `done` record."""
+    """The last batch of a query that is done, and the position and value of its `done` record."""
 
     batch: int
     seq: int
@@ -201,32 +212,34 @@ class Fact(NamedTuple):
 
 @dataclass(slots=True)
 class Ledger:
-    """The records of one query, as far as the stream was read, and what other queries need."""
+    """What a driver knows from the staging stream: the records of its own query, and which records
+    other queries still need."""
 
     query: str
     end: int = 1  # the first position not read yet
-    hidden: int = 0  # the last position that was found collected
-    done: int = -1  # the last batch that is done ...
-    last: Done = field(default_factory=lambda: Done({}))  # ... and its `done` record
-    intents: dict[int, Intent] = field(default_factory=dict)  # the valid one, by batch
-    parts: dict[int, tuple[int, Intent]] = field(default_factory=dict)  # by the batch they follow
+    hidden: int = 0  # the last position that was collected before it could be read
+    done: int = -1  # the last batch that is done
+    last: Done = field(default_factory=lambda: Done({}))  # the `done` record of this batch
+    intents: dict[int, Intent] = field(default_factory=dict)  # batch → its valid intent
+    # Batch → number and valid intent of the part that follows it.
+    parts: dict[int, tuple[int, Intent]] = field(default_factory=dict)
     pages: dict[int, bytes] = field(default_factory=dict)  # by position
-    abandoned: dict[tuple[int, str], None] = field(default_factory=dict)
+    abandoned: dict[tuple[int, str], None] = field(default_factory=dict)  # batch, writer
     records: dict[int, Place | None] = field(default_factory=dict)  # of all queries, by position
     facts: dict[str, Fact] = field(default_factory=dict)  # by query
-    news: dict[str, int] = field(default_factory=dict)  # query → time of its last other record
+    news: dict[str, int] = field(default_factory=dict)  # query → time of its last not-done record
     promised: dict[str, int] = field(default_factory=dict)  # query → last batch with an intent
-    time_ns: int = 0  # of the last record: the clock of the stream's owner
+    time_ns: int = 0  # time of the last record, by the clock of the region that owns the stream
 
     def note_void(self, last: int, *, collected: bool) -> None:
-        """Note a range up to position `last` without records. If not `collected`, these are
-        control entries of the stream."""
+        """Note a range up to position `last` that has no readable records: they were collected, or
+        (if not `collected`) the positions are control entries of the stream."""
         self.end = last + 1
         if collected:
             self.hidden = last
 
     def note(self, seq: int, key: bytes, value: bytes, time_ns: int = 0) -> Place | None:
-        """Note a record; return its place if it belongs to this query."""
+        """Note a record. Returns the fields of its key if it belongs to this query."""
         self.end = seq + 1
         self.time_ns = time_ns
         ours = key.startswith(self.query.encode() + b"/")
@@ -265,14 +278,15 @@ class Ledger:
             self._stand(batch, _decode(value, Intent))
 
     def _stand(self, batch: int, intent: Intent) -> None:
-        """Accept an intent if it is the first for its batch."""
+        """Accept an intent if it is the first one for its batch, or the first part that follows
+        its batch `after`."""
         if intent.after is None:
             self.intents.setdefault(batch, intent)
         elif intent.after < batch:
             self.parts.setdefault(intent.after, (batch, intent))
 
     def finish(self, batch: int, intent: Intent, numbers: Numbers) -> bytes:
-        """Note that all of `batch` is published; return the value of its `done` record."""
+        """Note that `batch` is completely published. Returns the value of its `done` record."""
         numbers = {**self.last.numbers, **numbers}
         self.done, self.last = batch, Done(numbers, intent.after, intent.digest)
         value = msgspec.msgpack.encode(self.last)
@@ -281,18 +295,20 @@ class Ledger:
 
     @property
     def rows(self) -> int:
-        """All rows that the query has published."""
+        """The number of rows that the query has published in all its batches."""
         return sum(number - 1 for number in self.last.numbers.values())
 
     def has_others(self, batch: int, intent: Intent) -> bool:
-        """Whether other rows than the intent's are known to be published for its batch. For a part
-        that later parts follow this is not known."""
+        """Whether the batch is known to have been published with other rows than the intent has.
+
+        This is known only for the last batch that is done, because only its checksum is kept.
+        """
         digests = self.last.digest, intent.digest
         same_place = (self.done, self.last.after) == (batch, intent.after)
         return same_place and None not in digests and digests[0] != digests[1]
 
     def pending(self, batch: int) -> dict[int, Intent]:
-        """Batches up to `batch` that have an intent and are not done, in order."""
+        """The batches up to `batch` that have a valid intent and are not done, in order."""
         found = {b: self.intents[b] for b in sorted(self.intents) if self.done < b <= batch}
         last, intent = self.parts.get(max(found, default=self.done), (batch + 1, None))
         while intent is not None and last <= batch:
@@ -314,13 +330,14 @@ class Ledger:
         return found
 
     def is_bound(self, batch: int, writer: str) -> bool:
-        """Whether the chunks of a driver may still be published."""
+        """Whether the chunks of a driver may still be published, because its intent is valid and
+        the batch is not done."""
         intents = [self.intents.get(batch)]
         intents += [intent for number, intent in self.parts.values() if number == batch]
         return self.done < batch and any(i is not None and i.writer == writer for i in intents)
 
     def is_orphan(self, query: str) -> bool:
-        """Whether the chunks of another query are orphaned."""
+        """Whether the chunks of another query are orphaned: the query has been silent for long."""
         silent_ns = self.time_ns - self.news.get(query, self.time_ns)
         if query == self.query or silent_ns <= ONCE_SILENT_NS:
             return False
@@ -343,7 +360,8 @@ class Ledger:
         return seq == fact.seq if place.kind == DONE else place.batch > fact.batch
 
     def low(self) -> tuple[int, list[int]]:
-        """The position below which only `done` records are needed, and their positions."""
+        """A position below which no records are needed except some `done` records, and the
+        positions of these `done` records."""
         facts: list[int] = []
         for seq, place in self.records.items():
             if self.is_needed(seq, place):
@@ -353,15 +371,16 @@ class Ledger:
         return self.end, facts
 
     def garbage(self, low: int) -> Iterator[Predicate]:
-        """The collects for garbage from `low` on: for this query, everything of finished batches
-        except the last `done` record; for other queries, orphaned chunks."""
+        """The predicates that collect the garbage from `low` on. For this query, garbage is
+        everything of finished batches except the last `done` record; for other queries, orphaned
+        chunks."""
         found: dict[Predicate, None] = {}
         for seq, place in self.records.items():
             if seq < low or place is None or self.is_needed(seq, place):
                 continue
             prefix = _prefix(place.query, place.batch)
             if place.query != self.query:
-                # A driver that resumes such a query has another writer id, so this is safe.
+                # This is safe even if the query is resumed: its driver then has a new writer id.
                 if place.kind == CHUNK and self.is_orphan(place.query):
                     found[KeyPrefix(f"{prefix}{CHUNK}/{place.writer}/".encode())] = None
             elif place.kind != DONE:
@@ -387,7 +406,7 @@ def _decode(value: bytes, kind: type[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Publish this record to the staging stream. Answer: its position."""
+    """Publish a record to the staging stream. Answer: its position."""
 
     key: bytes
     value: bytes
@@ -395,16 +414,18 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Continue reading up to position `to`; 0: up to the known end. Answer: the ledger."""
+    """Continue reading the staging stream up to position `to`; 0: up to the end that the region
+    reports. Answer: the ledger."""
 
     to: int
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Publish the chunks of an intent, with numbers from `numbers` on (1 where there is none).
+    """Publish the chunks of an intent to their targets.
 
-    Answer: the next numbers, by target stream.
+    The publisher's numbers begin with `numbers`, or with 1 for a target that is not in `numbers`.
+    Answer: the next number for each target.
     """
 
     batch: int
@@ -414,7 +435,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """Declare records obsolete."""
+    """Declare records of the staging stream obsolete."""
 
     which: Predicate
 
@@ -426,8 +447,8 @@ Act = Append | Read | Copy | Collect
 class Outcome:
     """The result of a commit."""
 
-    replayed: bool  # the batch was done before
-    finished: tuple[int, ...]  # batches that were published now, including the requested one
+    replayed: bool  # whether the batch was done before
+    finished: tuple[int, ...]  # the batches that were published by this call
     done: int  # the last batch that is done
     rows: int  # all rows that the query has published
     others: bool = False  # whether other rows than the requested ones were published
@@ -436,10 +457,11 @@ class Outcome:
 def commit(
     query: str, batch: int, intent: Intent, unique: Callable[[], str], *, once: bool = False
 ) -> Generator[Act, Any, Outcome]:
-    """Publish a batch, unless that was done before; finish batches of earlier drivers first.
+    """Publish a batch, unless it was done before. Batches that earlier drivers have not finished
+    are finished first.
 
-    `unique` returns a string that is never used again. `once`: the query will never be repeated, so
-    nothing has to be stored for it.
+    `unique` returns a new, unique string at each call. `once`: the query will never be repeated, so
+    no record of it is kept.
     """
     value = yield from _write(query, batch, intent, unique)
     ledger = yield from _look(query, batch, INTENT, intent.writer, value, unique)
@@ -456,7 +478,8 @@ def commit(
         )
     if once:
         ledger.finish(batch, intent, (yield Copy(batch, intent, {})))
-        with suppress(SurecastError):  # all rows are published; a failure would cause a retry
+        # All rows are published, so an error in tidying up is ignored: it would cause a retry.
+        with suppress(SurecastError):
             yield from _leave(ledger, batch)
     else:
         yield from _finish(ledger, pending)
@@ -466,7 +489,7 @@ def commit(
 
 
 def resume(query: str, unique: Callable[[], str]) -> Generator[Act, Any, Outcome]:
-    """Finish batches of earlier drivers; the outcome then tells how far a job in parts has come."""
+    """Finish the batches of earlier drivers. The outcome says how far a job in parts has come."""
     ledger = yield from _look(query, 0, MARK, "resume", b"", unique)
     pending = ledger.pending(_LAST)
     yield from _finish(ledger, pending)
@@ -477,7 +500,8 @@ def resume(query: str, unique: Callable[[], str]) -> Generator[Act, Any, Outcome
 def _write(
     query: str, batch: int, intent: Intent, unique: Callable[[], str]
 ) -> Generator[Act, Any, bytes]:
-    """The value of an intent's record. A long intent is first written in pages."""
+    """Returns the value of an intent's record. If the intent is long, its pages are written
+    first."""
     value = _encode(intent)
     if len(value) <= PAGE_BYTES:
         return value
@@ -491,7 +515,8 @@ def _write(
 def _look(
     query: str, batch: int, kind: str, writer: str, value: bytes, unique: Callable[[], str]
 ) -> Generator[Act, Any, Ledger]:
-    """Append a record and read until all earlier records are known for certain."""
+    """Append a record and read until all earlier records are known for certain (see "Reading is not
+    a snapshot" above)."""
     ledger: Ledger = yield Read(0)
     for _ in range(LOOKS_MAX):
         looked = ledger.end
@@ -507,7 +532,7 @@ def _look(
 
 
 def _finish(ledger: Ledger, pending: dict[int, Intent]) -> Generator[Act, Any, None]:
-    """Publish batches, one after the other."""
+    """Publish the pending batches in order, and append a `done` record after each."""
     for number, listed in pending.items():
         intent = ledger.whole(number, listed)
         numbers = yield Copy(number, intent, ledger.last.numbers)
@@ -515,15 +540,16 @@ def _finish(ledger: Ledger, pending: dict[int, Intent]) -> Generator[Act, Any, N
 
 
 def _leave(ledger: Ledger, batch: int) -> Generator[Act, Any, None]:
-    """Remove all records of a query that will not be repeated, also chunks staged later."""
+    """Remove all records of a query that will not be repeated, also chunks that a task stages
+    later."""
     yield Append(_done_key(ledger.query, batch), ledger.facts[ledger.query].value)
     yield from _sweep(ledger)
     yield Collect(KeyPrefix(f"{ledger.query}/".encode()))
 
 
 def _sweep(ledger: Ledger) -> Generator[Act, Any, None]:
-    """Collect garbage. Records appended since the stream was read have higher positions than all
-    that are known, so they are not affected."""
+    """Collect garbage. Records that were appended after the stream was read are not affected,
+    because their positions are higher than all known positions."""
     low, facts = ledger.low()
     if facts and low - facts[0] <= MOVE_AFTER + 2 * len(facts):
         low, facts = facts[0], []
@@ -539,7 +565,8 @@ def _sweep(ledger: Ledger) -> Generator[Act, Any, None]:
 def abort(
     query: str, batch: int, writer: str, unique: Callable[[], str], *, once: bool = False
 ) -> Generator[Act, Any, None]:
-    """Give up a batch and collect its chunks, unless they may still be published."""
+    """Give up a batch and collect its chunks, unless they may still be published because the
+    driver's intent is already valid."""
     prefix = _prefix(query, batch)
     if once:
         yield Collect(KeyPrefix(f"{query}/".encode()))
@@ -547,7 +574,7 @@ def abort(
     seq = yield Append(f"{prefix}{ABANDONED}/{writer}/{unique()}".encode(), b"")
     ledger: Ledger = yield Read(seq)
     if ledger.is_bound(batch, writer):
-        return  # a part may be published: the next driver will finish the batch
+        return  # some rows may be published already: the next driver will finish the batch
     yield Collect(KeyPrefix(f"{prefix}{CHUNK}/{writer}/".encode()))
     if ledger.done >= batch:
         yield from _sweep(ledger)

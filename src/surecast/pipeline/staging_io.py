@@ -1,12 +1,12 @@
-"""Performs the acts of the sink (staging.py) through a client.
+"""Performs the acts that staging.py decides on, in the staging stream and the target streams.
 
-A driver reads the staging stream once, from its beginning, and keeps the chunks that it reads in a
-temporary file (in memory, while they are few). So they are available in any order when it is
-decided what is published.
+A driver reads the staging stream once, from its beginning. It keeps the chunks that it reads in a
+temporary file (or in memory, if they are few). So all chunks are available in any order when the
+driver knows which of them to publish.
 
-No wait is unlimited. Before a batch begins, the driver checks whether the region answers; if not,
-it fails within ten seconds. Later it waits up to a minute for a region that does not answer, or has
-no head for a while.
+Every wait is limited. Before a batch begins, the driver checks whether the region answers; if not,
+the driver fails within ten seconds. Later it waits up to a minute for a region that does not
+answer, or that has no head at the moment.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ __all__ = [
 
 T = TypeVar("T")
 
-ANSWER_S: Final = 8.0  # for the first answer in all: a wrong url is reported within ten seconds
-CONNECT_S: Final = 4.0  # to retry a refused connection: a restarting server may be back by then
-PATIENCE_S: Final = 60.0  # without any progress, after the first answer
-AGAIN_S: Final = 0.25
-CLOSE_S: Final = 1.0  # publishes that are still not acknowledged were given up before
-SPOOL_BYTES: Final = 64 << 20  # chunks kept in memory; more go to a file
-CHUNK_ROOM: Final = 64 << 10  # a chunk's key, header and layout, beside the largest event in it
-UNDER_WAY_MAX: Final = 64  # chunks published and not acknowledged
+ANSWER_S: Final = 8.0  # timeout for the first answer: a wrong url is reported within ten seconds
+CONNECT_S: Final = 4.0  # retry a refused connection for this time: a server may be restarting
+PATIENCE_S: Final = 60.0  # after the first answer: maximum wait without progress
+AGAIN_S: Final = 0.25  # between attempts to connect
+CLOSE_S: Final = 1.0  # timeout for closing; publishes without an acknowledgement are given up
+SPOOL_BYTES: Final = 64 << 20  # size of the chunks that are kept in memory; more go to a file
+CHUNK_ROOM: Final = 64 << 10  # space for a chunk's key, header and layout, beside its largest event
+UNDER_WAY_MAX: Final = 64  # chunks that are published and not yet acknowledged
 
 
 @asynccontextmanager
@@ -109,8 +109,8 @@ async def patient(work: Awaitable[T]) -> T:
 
 
 async def check_region(options: SinkOptions) -> None:
-    """Check that the region answers and that the stream can be written to, so that the driver fails
-    now rather than every task later."""
+    """Check that the region answers and that the stream can be written to. So the driver fails at
+    once, and not each task later."""
     try:
         async with asyncio.timeout(ANSWER_S), connected(options, CONNECT_S) as client:
             await open_staging(client, options)
@@ -129,7 +129,7 @@ async def open_staging(client: Client, options: SinkOptions) -> Stream:
 
 
 async def open_target(client: Client, name: str, options: SinkOptions) -> Stream:
-    """The stream to write to; created if it does not exist and the options allow it."""
+    """The stream to write to. It is created if it does not exist and the options allow it."""
     there = await patient(client.streams(name))
     if not there and not options.create:
         raise UsageError(
@@ -163,7 +163,7 @@ async def perform(acts: Generator[Act, Any, T], stage: Stage) -> T:
 
 
 class Spool:
-    """Chunks by position, in memory or in a temporary file."""
+    """Stores chunks by position, in memory or in a temporary file."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(SPOOL_BYTES, prefix="surecast-")  # noqa: SIM115
@@ -188,7 +188,7 @@ class Spool:
 class Stage:
     """Performs acts on a query's staging stream, for one commit, resume or abort.
 
-    `once`: the query will never be repeated, so its publisher identity need not be repeatable.
+    `once`: the query will never be repeated, so its publisher id may be random.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class Stage:
         self._ledger = Ledger(query)
         self._spool = Spool()
         self._reading: Subscription | None = None
-        self.published: int | None = None  # rows certainly published; None: publishing not begun
+        self.published: int | None = None  # rows known to be published; None: not begun
 
     async def close(self) -> None:
         self._spool.close()
@@ -276,7 +276,8 @@ class Stage:
         return numbers
 
     def _check_complete(self, act: Copy) -> None:
-        """SurecastError if a chunk of the batch is missing: no part of it must be published."""
+        """Raise SurecastError if a chunk of the batch is missing: then no part of the batch must be
+        published."""
         gone = [chunk.seq for chunk in act.intent.chunks if chunk.seq not in self._spool]
         if gone:
             raise SurecastError(
@@ -287,10 +288,12 @@ class Stage:
             )
 
     def _publisher(self, target: Stream) -> bytes:
-        """The publisher id: the same for all drivers of a query, and for no other publisher.
+        """The publisher id, which is the same for all drivers of a query, and different from the
+        ids of all other publishers.
 
-        The numbers are kept in the staging stream. If an operator replaces that stream, or the
-        target, by a new one of the same name, numbers and identity start again.
+        The publisher's numbers are stored in the staging stream. If an operator replaces the
+        staging stream, or the target, by a new stream of the same name, the numbers begin again at
+        1. So the publisher id depends on the ids of both streams, and is then a new one, too.
         """
         if self._once:
             return time.time_ns().to_bytes(8, "big") + secrets.token_bytes(8)

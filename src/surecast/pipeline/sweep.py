@@ -2,13 +2,14 @@
 
     for number, result, error in run_tasks(spark, simulate, points, progress): ...
 
-`function` and the tasks are pickled, so the function must be importable where executors run
-(`session.spark_session` sends this package there), and tasks should be plain data. The function is
-called once per task, or again if its executor is lost, so its effects must be repeatable.
+The experiments of `surecast_lab` use this file. The function and the tasks are pickled. So
+executors must be able to import the function (`session.spark_session` sends this package to them),
+and tasks should be plain data. The function is called once per task, or again if its executor is
+lost, so it must be safe to repeat.
 
-An exception in a task is returned as text. If a Python process *crashes* – out of memory, a fault
-in native code – Spark fails the whole job; the job is then run again in halves, until the task that
-crashes its process is alone.
+An exception in a task is returned as text. If a Python process *crashes* (out of memory, a fault in
+native code), Spark fails the whole job. The job is then run again in halves, until the task that
+crashes its process runs alone.
 """
 
 import pickle
@@ -39,9 +40,9 @@ def run_tasks(
     tasks: Sequence[Task],
     progress: Progress = lambda *_: None,
 ) -> list[Done]:
-    """Call `function` with every task, started in the given order as cores become free.
+    """Call `function` with every task. Tasks are started in the given order, when cores are free.
 
-    The result is in the order of the tasks and includes those that failed.
+    The results are in the order of the tasks. Tasks that failed have a result, too.
     """
     done: list[Done] = []
     waiting = [list(range(len(tasks)))] if tasks else []
@@ -113,8 +114,8 @@ def _job_failures() -> tuple[type[Exception], ...]:
 
 
 def _let_interrupts_through(problem: BaseException) -> None:
-    """Raise the KeyboardInterrupt that caused a failure: Ctrl-C cancels the job, and Spark reports
-    the cancellation instead."""
+    """If Ctrl-C caused a failure, raise its KeyboardInterrupt. Ctrl-C cancels the job, and Spark
+    reports only the cancellation."""
     behind: BaseException | None = problem
     while behind is not None:
         if isinstance(behind, KeyboardInterrupt):
@@ -123,7 +124,7 @@ def _let_interrupts_through(problem: BaseException) -> None:
 
 
 def _check_alive(spark: "SparkSession", problem: Exception) -> None:
-    """Raise if Spark itself no longer works: every task would fail for the same reason."""
+    """Raise SurecastError if Spark itself no longer works: then every task would fail."""
     try:
         spark.range(1).collect()
     except Exception as error:

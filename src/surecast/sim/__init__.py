@@ -1,17 +1,21 @@
 """The deterministic simulator: runs machines and injects faults, reproducibly from a seed.
 
+A *machine* is the state machine of a node: it gets inputs and returns effects, such as messages to
+send (ARCHITECTURE.md). The simulator is one of the two drivers that run machines; the other one
+uses real sockets.
+
 world.py      building a simulation; faults as methods
-loop.py       the event loop, and the effects
-session.py    one end of a session
+loop.py       the event loop: steps machines, performs their effects
 agenda.py     the queue of scheduled events
 node.py       one node: machine, timers, inbox
-network.py    sessions and datagrams
-links.py      delay, bandwidth and loss of links; which link joins which nodes; cuts
-topology.py   regions and the links between them
-disks.py      syncs and their answers, on `storage.memory`
-faults.py     faults as values, to be drawn and scheduled
-costs.py      the cost of computing
-sizes.py      the sizes of messages
+network.py    sessions (simulated connections) and datagrams between nodes
+session.py    the state of one end of a session
+links.py      delay, bandwidth, loss and cuts of the links between nodes
+topology.py   sites (regions) and the links between them
+disks.py      storage effects: delays of syncs, and answers
+faults.py     faults as values, which can be drawn at random and scheduled
+costs.py      the optional cost model: computing takes simulated time
+sizes.py      the sizes of messages, for simulated bandwidth
 trace.py      the record of a run, its digest and its table
 playback.py   replays recordings of real nodes
 """

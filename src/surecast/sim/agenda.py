@@ -1,13 +1,16 @@
 """The queue of scheduled events: a time wheel in front of a heap.
 
-Entries are tuples `(at_ns, order, kind, a, b, c)`; `order` is unique, so the fields after it are
-never compared, and entries with the same time are processed in the order of their creation. Most
-entries are due after the current slot (a fifteenth of a millisecond) and cost one list append; a
-slot is sorted once, when it becomes current. Only entries due within the current slot go through
-the heap `soon`.
+The simulator's loop (loop.py) takes its events from this queue. An entry is a tuple `(at_ns, order,
+kind, a, b, c)`. Entries are processed by time; those with the same time, in the order of their
+creation (`order`, which is unique).
 
-The world's loop reads `today` and `soon` directly: a method call per entry would take a tenth of
-its time.
+Time is divided into slots of a fifteenth of a millisecond. Most new entries are due in a later
+slot. They are appended to this slot's list in `wheel`, and the list is sorted once, when its slot
+becomes the current one (`today`). Only entries that are created for the current slot go through the
+heap `soon`.
+
+The loop reads `today` and `soon` directly, because a method call per entry would take a tenth of
+the loop's time.
 """
 
 from heapq import heappop, heappush
@@ -27,13 +30,13 @@ __all__ = [
     "Entry",
 ]
 
-# Kinds of entries, and what a, b and c are:
-MESSAGE = 0  # of a session: the sender's end, Received, size
-TIMER = 1  # node, key, None; valid while `node.timers[key]` is the entry's order
-INPUT = 2  # node, incarnation it is for (None: any), input
+# Kinds of entries, and the meaning of their fields a, b and c:
+MESSAGE = 0  # a message of a session: the sender's end, Received, size
+TIMER = 1  # node, key, None; valid only while `node.timers[key]` is the entry's order
+INPUT = 2  # node, the incarnation that the input is for (None: any), input
 DATAGRAM = 3  # path, target node, Received
-CALL = 4  # function, arguments after the time, None
-ENDING = 5  # of a pass: node, key, None; valid while `node.endings[key]` is the entry's order
+CALL = 4  # function, its arguments after the time, None
+ENDING = 5  # an EndOfPass: node, key, None; valid only while `node.endings[key]` is its order
 
 Entry = tuple[int, int, int, Any, Any, Any]
 
@@ -43,7 +46,7 @@ SLOT_BITS = 16  # a slot is 2**16 ns, about a fifteenth of a millisecond
 
 
 class Agenda:
-    """Entries in order of time, then of creation."""
+    """A queue of entries, ordered by time and then by creation."""
 
     __slots__ = ("next_order", "slot", "slots", "soon", "today", "wheel")
 
@@ -74,20 +77,21 @@ class Agenda:
             later.append(entry)
 
     def advance(self, limit_ns: int) -> bool:
-        """Go to the next slot that begins by `limit_ns`; False if there is none."""
+        """Make the next slot with entries the current one. Returns False if none begins by
+        `limit_ns`."""
         slots = self.slots
         if not slots or slots[0] << SLOT_BITS > limit_ns:
             return False
         assert not self.today
         self.slot = heappop(slots)
         self.today = today = self.wheel.pop(self.slot)
-        # They are in the order of creation, and the sort is stable.
+        # The entries are in the order of creation, which the stable sort keeps for equal times.
         today.sort(key=_AT_NS)
         today.reverse()
         return True
 
     def next_ns(self) -> int | None:
-        """When the earliest entry is due; for a wheel slot, when the slot begins."""
+        """The time of the earliest entry, or a lower bound: the beginning of its slot."""
         times = [entries[i][0] for entries, i in ((self.today, -1), (self.soon, 0)) if entries]
         if times:
             return min(times)

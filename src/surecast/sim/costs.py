@@ -1,4 +1,4 @@
-"""The optional cost model for computing in a simulation."""
+"""The optional cost model of a simulation, which lets computing take simulated time."""
 
 from typing import Any
 
@@ -8,13 +8,14 @@ __all__ = ["Costs"]
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """A node serves one input at a time; each keeps it busy for the sum of these costs.
+    """How long a node computes for one input: the sum of these costs.
 
-    The effects are performed at the end of that time. Without a cost model computing takes no time.
+    A node handles one input at a time, and the effects are performed when its time is over. Without
+    a cost model, computing takes no time.
     """
 
     per_input_ns: int = 0
-    per_byte_ns: float = 0.0  # of the messages received and sent
+    per_byte_ns: float = 0.0  # for each byte of the messages received and sent
     per_effect_ns: int = 0
 
     def of(self, nbytes: int, effects: list[Any]) -> int:

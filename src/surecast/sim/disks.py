@@ -1,8 +1,9 @@
 """Storage effects in a simulation: written at once, durable after a sync, answered in order.
 
-A node has one sync at a time. Everything written while it runs belongs to the next one, as with
-group commit on a real disk; the answers (`Stored`, `StoreFailed`, `Compacted`) are given when their
-sync has ended, in the order of the effects. A compaction changes the log when `Compacted` is given.
+A node runs one sync at a time. Everything written during a sync belongs to the next one, as with
+group commit on a real disk. The answers (`Stored`, `StoreFailed`, `Compacted`) are given to the
+machine when their sync has ended, in the order of the effects. A compaction changes the log at the
+moment when its answer `Compacted` is given.
 """
 
 from random import Random
@@ -32,7 +33,7 @@ class Disks:
         self._answer(now_ns, node, apply(node.disk, effect))
 
     def show(self, now_ns: int, node: Node, given: Compacted) -> None:
-        """Called just before the node is stepped with this answer: compact its log."""
+        """Perform a compaction; called just before its answer is given to the machine."""
         if node.disk.show(given.token):
             self._answer(now_ns, node, None)
 
@@ -49,7 +50,7 @@ class Disks:
 
     def _synced(self, now_ns: int, node: Node, incarnation: int, mark: int) -> None:
         if node.incarnation != incarnation or node.syncing is None:
-            return  # it crashed meanwhile
+            return  # the node crashed during the sync
         node.disk.sync(mark)
         answers, node.syncing = node.syncing, None
         if node.unsynced:

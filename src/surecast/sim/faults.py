@@ -1,7 +1,9 @@
-"""Faults as values: drawn by a swarm or written in a script, and applied to a world.
+"""Faults as values, which are applied to a simulated world.
 
-Each has `apply(world)` and `heal(world)`. For faults without a duration (a clock jump, a wiped
-disk), `heal` does what is left to do, or nothing. `Timed` schedules a fault in a world.
+A test script lists such values; a swarm (a series of random fault tests) draws them from a seed.
+Each fault has the methods `apply(world)` and `heal(world)`. Some faults have no duration, such as a
+clock jump or a wiped disk. Then `heal` does nothing, or only restarts the node. `Timed` schedules a
+fault in a world.
 """
 
 from collections.abc import Sequence
@@ -82,7 +84,7 @@ class Degrade(Fault, frozen=True, tag=True):
 
 
 class Crash(Fault, frozen=True, tag=True):
-    """A node crashes; healing restarts it on its disk."""
+    """A node crashes; healing restarts it with its disk."""
 
     name: str
     lose_unsynced: bool = True
@@ -95,7 +97,7 @@ class Crash(Fault, frozen=True, tag=True):
 
 
 class Wipe(Fault, frozen=True, tag=True):
-    """A node crashes and loses its disk; healing restarts it on an empty one."""
+    """A node crashes and loses its disk; healing restarts it with an empty disk."""
 
     name: str
 
@@ -109,7 +111,7 @@ class Wipe(Fault, frozen=True, tag=True):
 
 class RollBack(Fault, frozen=True, tag=True):
     """A node crashes and its disk is replaced by an older copy (`World.copy_disk`). The same
-    happens to `beside`, a node whose data are in the same folder."""
+    happens to the node `beside`, if one is given, because its data is in the same folder."""
 
     name: str
     beside: str = ""
@@ -153,7 +155,7 @@ class Pause(Fault, frozen=True, tag=True):
 
 
 class Reset(Fault, frozen=True, tag=True):
-    """All sessions of a node break at once; links and nodes are fine."""
+    """All sessions of a node break at once; links and nodes continue to work."""
 
     name: str
 
@@ -162,7 +164,7 @@ class Reset(Fault, frozen=True, tag=True):
 
 
 class ClockJump(Fault, frozen=True, tag=True):
-    """A wall clock is stepped; this is not undone."""
+    """A node's wall clock jumps by `delta_ns`; healing does not undo this."""
 
     name: str
     delta_ns: int
@@ -172,7 +174,8 @@ class ClockJump(Fault, frozen=True, tag=True):
 
 
 class DiskFailure(Fault, frozen=True, tag=True):
-    """Appends and saves fail for a while: "full" or "io"."""
+    """A node's writes (appends and saved states) fail for a while with the reason "full" or
+    "io"."""
 
     name: str
     reason: str = "io"

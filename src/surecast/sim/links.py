@@ -1,8 +1,9 @@
-"""Links between nodes, and the bandwidth queues they share.
+"""Links between simulated nodes, and the bandwidth queues (pipes) that they share.
 
-A `Link` is the description; a `Path` is one direction between two nodes, with the link's figures.
-Messages queue in a pipe: between two sites all nodes share one pipe per direction, within a site
-each node has its own uplink, and a link set for one pair of nodes has a pipe of its own.
+A `Link` describes delay, bandwidth and loss. A `Path` is one direction between two nodes, with the
+values of the link that applies to it. A `Pipe` is the queue of messages that wait for bandwidth.
+All nodes of a site share one pipe to each other site. Within a site, each node has one pipe for all
+that it sends. A link that is set for two nodes by name has its own pipe.
 """
 
 from collections.abc import Iterable
@@ -17,14 +18,14 @@ __all__ = ["ANY", "Link", "Path", "Pipe", "Wiring"]
 ANY = "*"  # stands for every node, wherever a node or site may be named
 
 RETRANSMIT_NS_MIN = 20 * MS
-RETRANSMITS_MAX = 12  # of one message; then it gets through
+RETRANSMITS_MAX = 12  # of one message; after these, the message arrives in any case
 
 
 class Link(msgspec.Struct, frozen=True):
     """One direction between two nodes or sites.
 
-    Sessions turn loss into delay, as TCP does, and have no duplicates and no reordering; datagrams
-    have all of these.
+    For datagrams, all fields apply. In a session, a loss only delays the message, as with TCP, and
+    no message is duplicated or reordered.
     """
 
     delay_ns: int = MS
@@ -37,7 +38,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Pipe:
-    """A bandwidth queue; `free_ns` is when everything queued will have been sent."""
+    """A bandwidth queue; at `free_ns` everything in it will have been sent."""
 
     __slots__ = ("free_ns",)
 
@@ -64,7 +65,7 @@ class Path:
         self.plain = not link.loss and not link.bandwidth_bps
 
     def sent_ns(self, now_ns: int, nbytes: int) -> int:
-        """When the last bit of `nbytes` leaves the pipe, after everything queued before."""
+        """Queue `nbytes` in the pipe. Returns the time when their last bit leaves the pipe."""
         bps = self.link.bandwidth_bps
         if not bps:
             return now_ns
@@ -78,7 +79,7 @@ class Path:
         loss = self.link.loss
         extra = 0
         if loss:
-            timeout = max(4 * self.delay_ns, RETRANSMIT_NS_MIN)  # twice the round trip
+            timeout = max(4 * self.delay_ns, RETRANSMIT_NS_MIN)  # two round trips
             for _ in range(RETRANSMITS_MAX):
                 if rng.random() >= loss:
                     break
@@ -87,7 +88,7 @@ class Path:
 
 
 class Wiring:
-    """Which link joins which nodes, which are degraded, and which are cut."""
+    """Knows which link applies between which nodes, and which links are degraded or cut."""
 
     def __init__(self, default: Link) -> None:
         self.default = default

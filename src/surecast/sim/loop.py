@@ -1,7 +1,7 @@
-"""The loop of a world: take the next entry of the agenda, step its node, perform the effects.
+"""The simulator's event loop: takes the next event, steps the node's machine, performs the effects.
 
-A node is stepped only between entries of the agenda, never from inside an effect; consequences of
-an effect go through the agenda, even those at the same time.
+The queue of events is the agenda (agenda.py). Performing an effect never steps a machine directly:
+the consequences of an effect go through the agenda, even if they happen at the same time.
 """
 
 from collections import Counter
@@ -59,7 +59,7 @@ OnEmit = Callable[[int, str, Any], None]
 
 
 class Loop:
-    """Runs nodes; `World` adds methods to build a simulation and to inject faults."""
+    """Runs nodes. The subclass `World` adds methods to build a simulation and to inject faults."""
 
     def __init__(
         self,
@@ -72,15 +72,17 @@ class Loop:
         record: bool = True,
         validate: bool = True,
     ) -> None:
-        """`validate`: check the state tables and invariants of machines and sessions after every
-        step (`core.states`); `met` then counts the transitions by their labels."""
+        """`validate`: after every step, check the states of machines and sessions against their
+        state tables and invariants (`core.states`). `met` then counts the transitions by label."""
         self.seed = seed
         self.now_ns = 0
-        self.inputs = 0  # stepped so far
+        self.inputs = 0  # number of inputs given to machines so far
         self.dropped = 0  # inputs for nodes that were down
         self.trace = trace
         self.costs = costs
-        self.reencode = reencode  # applied to each arriving message; exposes shared references
+        # Applied to each arriving message. Encoding and decoding a message again reveals code that
+        # relies on sharing objects with the sender.
+        self.reencode = reencode
         self.agenda = Agenda()
         self.nodes: dict[str, Node] = {}
         self.network = Network(self, link or Link(), Random(f"{seed}/network"))
@@ -91,7 +93,7 @@ class Loop:
             self.network.moves = Moves(SESSION, self.met)
         if trace is not None:
             trace.sizes = self.network.sizes
-        self._copies: dict[str, MemoryDisk] = {}  # of disks, for `roll_back`
+        self._copies: dict[str, MemoryDisk] = {}  # node → copy of its disk, for `roll_back`
         self._crash_rng = Random(f"{seed}/crashes")
         self._record = record
         self.delivered: dict[str, list[tuple[bytes, tuple[Any, ...]]]] = {}
@@ -109,7 +111,7 @@ class Loop:
     ) -> bool:
         """Run up to and including `until_ns`, or until `until(world)` is true at a check.
 
-        Returns whether it was true; without `until`, whether there are later entries.
+        Returns whether `until(world)` was true; without `until`, whether there are later events.
         """
         slice_ns = check_every_ns if until is not None else 100 * MS
         while True:
@@ -118,14 +120,14 @@ class Loop:
             next_ns = self.agenda.next_ns()
             if next_ns is None or next_ns > until_ns:
                 break
-            # Skip idle time: `until` cannot become true in it.
+            # Skip checks during idle time, in which `until` cannot become true.
             skipped = max(0, next_ns - self.now_ns - 1) // slice_ns * slice_ns
             self._run_to(min(until_ns, self.now_ns + skipped + slice_ns))
         self.now_ns = max(self.now_ns, until_ns)
         return next_ns is not None if until is None else until(self)
 
     def _run_to(self, limit_ns: int) -> None:
-        """Process all entries due by `limit_ns`. This is the hot loop: common cases are inlined."""
+        """Process all entries due by `limit_ns`. Common cases are inlined, for speed."""
         agenda, network, trace = self.agenda, self.network, self.trace
         today, soon = agenda.today, agenda.soon
         reencode = self.reencode
@@ -237,7 +239,7 @@ class Loop:
                     else:
                         _PERFORM[cls](self, now_ns, node, effect)
         except Exception as problem:
-            if not getattr(problem, "__notes__", None):  # `_serve` may have added a better one
+            if not getattr(problem, "__notes__", None):  # `_serve` may have added a note already
                 self._note(problem, node, inp)
             raise
         finally:
@@ -255,6 +257,8 @@ class Loop:
         self._offer(end.peer, (self.now_ns, 0, MESSAGE, end, received, size))
 
     def _offer(self, node: Node, entry: Entry) -> None:
+        """Step a node with an entry; or queue it while the node is paused or busy; or drop it if
+        the node is down."""
         if node.machine is None:
             self.dropped += 1
         elif node.paused or node.busy:
@@ -322,6 +326,7 @@ class Loop:
         self._work_off(now_ns, node)
 
     def _work_off(self, now_ns: int, node: Node) -> None:
+        """Step a node with the entries of its inbox until it is busy."""
         inbox = node.inbox
         while inbox and not node.busy:
             self._serve(node, inbox.popleft())

@@ -1,29 +1,31 @@
 """Sessions and datagrams between simulated nodes.
 
-A *session* joins two nodes. Each node has one *end* of it; what it sends through its end arrives
-in order, once, or not at all. The two ends begin and end independently, like the two halves of a
-TCP connection:
+A *session* is a connection between two nodes, like a TCP connection. Each node has one *end* of the
+session (session.py). Messages sent through an end arrive in order and once, or not at all. The
+machine of a node gets the input `PeerUp` when its end is up, and `PeerDown` when its end goes down.
+The two ends go up and down independently, like the two halves of a TCP connection:
 
-- **Opening.** The first reliable send of either side starts a handshake of one round trip; further
-  sends wait. Then the opener gets PeerUp, and so does the peer, half a round trip later and before
-  anything the opener sent. If the peer sends in between, it joins the attempt. A crashed but
-  reachable peer refuses after a round trip; an unreachable peer is given up after
-  `connect_timeout_ns`. Either way the opener gets one PeerDown, and waiting sends are lost. For
-  `reconnect_ns` afterwards (plus a random 0 to 50 %) there is no attempt: sends wait for the one at
-  the end of this time. So each send is followed by its arrival or by a PeerDown, and a machine that
-  sends again on PeerDown causes no storm.
-- **Cuts.** A message that should arrive over a cut path is held back, and arrives when the path is
-  mended. If one direction stays cut for `session_timeout_ns` (plus up to a quarter, drawn for each
-  end), the end gives up: PeerDown. If the other end is reachable, it gets a reset and goes down at
-  once.
-- **Crashes.** A crashed node's peers get PeerDown within the delay of the path and `reset_ns`, or
-  as after a cut if the reset cannot reach them. Messages may still arrive before that, none after.
-- **A new session** that reaches a node whose old session is still up ends the old one there:
-  PeerDown, then PeerUp.
-- **Closing** delivers the messages in flight in both directions; the peer's end closes first.
-  Messages sent after `Close` wait for the end of the old session and open a new one.
+- **Opening.** The first reliable send of either node starts a handshake of one round trip; further
+  sends wait. After the handshake, the opener gets PeerUp. The peer gets PeerUp half a round trip
+  later, before the opener's first message. If the peer sends during the handshake, it joins this
+  attempt. A crashed but reachable peer refuses after one round trip; an unreachable peer is given
+  up after `connect_timeout_ns`. In both cases the opener gets one PeerDown, and the waiting
+  messages are lost. During the following `reconnect_ns` (plus a random 0 to 50 %) there is no new
+  attempt: new messages wait for the end of this time. So each message either arrives or is followed
+  by a PeerDown, and a machine that sends again after each PeerDown does not cause endless attempts.
+- **Cuts.** A message that should arrive over a cut path is held back until the path is mended. If
+  one direction stays cut for `session_timeout_ns` (plus a random 0 to 25 % for each end), the end
+  goes down. If the other end is reachable, it gets a reset and goes down at once.
+- **Crashes.** If a node crashes, its peers get PeerDown within the delay of the path plus
+  `reset_ns`; if a reset cannot reach them, after the timeout for cuts. Messages of the crashed node
+  may still arrive before PeerDown, but not after it.
+- **A new session** may reach a node whose end of an old session with the same peer is still up.
+  Then the old end goes down first: the node gets PeerDown, then PeerUp.
+- **Closing** delivers the messages in flight in both directions; the peer's end goes down first.
+  Messages sent after the effect `Close` wait for the end of the old session and open a new one.
 
-Bytes that are sent and not yet processed by the other node count against the end's high-water mark.
+Each end has a high-water mark for bytes that were sent but not yet processed by the peer. Above it,
+the sender's machine gets `Congested`; `Writable` follows when less than half of the mark is left.
 """
 
 from random import Random
@@ -83,7 +85,8 @@ class Network:
         self.moves: Moves | None = None  # checks the states of sessions, if set
 
     def _moved(self, end: End, why: str) -> None:
-        """Check a possible change of an end's state; `why` is an input of `core.sessions`."""
+        """Check a possible change of an end's state against the table of transitions in
+        `core.sessions`; `why` is the cause in this table."""
         if self.moves is not None:
             end.seen = self.moves.check(end.seen, why, end.phase)
             end.validate()
@@ -135,7 +138,8 @@ class Network:
         return target
 
     def _put(self, now_ns: int, end: End, what: Any, size: int) -> None:
-        """Schedule the arrival of a message (or mark) of `end`, after all earlier ones."""
+        """Schedule the arrival of a message (or control message) of `end`, after all earlier
+        ones."""
         path = end.path
         at_ns = now_ns + end.delay_ns + int(self.rng.random() * end.jitter_ns)
         if not path.plain:
@@ -201,7 +205,7 @@ class Network:
         if end.state is not OPENING:
             return
         if end.path.cut or end.other.path.cut:
-            end.missed = True  # it is repeated when the path is mended
+            end.missed = True  # the handshake is repeated when the path is mended
         elif end.peer.machine is None:
             self._give_up(now_ns, end)  # refused
         else:
@@ -226,10 +230,10 @@ class Network:
             self._put(now_ns, end, what, size)
 
     def _accept(self, now_ns: int, end: End) -> None:
-        """The opener's ACCEPT has reached `end`, the other side: it is up."""
+        """Take `end` up; it is the peer's end, which the opener's ACCEPT has reached."""
         node, peer = end.node, end.peer
         old = node.ends.get(peer.name)
-        if old is not None and old is not end:  # a session that the peer has given up
+        if old is not None and old is not end:  # an old session, already down at the peer
             self._down(now_ns, old, REPLACED)
         node.ends[peer.name] = end
         end.state = UP
@@ -251,7 +255,8 @@ class Network:
         return passes
 
     def _pass(self, now_ns: int, end: End, what: Any) -> bool:
-        """Handle ACCEPT and FIN. Returns True for a message whose receiver's end is not down."""
+        """Handle what arrives from `end`. Returns True for a message that is to be given to the
+        peer; False for a control message, or if the peer's end is down."""
         there = end.other
         if there.state is DOWN:
             return False
@@ -280,8 +285,8 @@ class Network:
             self._notify(now_ns, end, Writable(end.peer.name))
 
     def _notify(self, now_ns: int, end: End, inp: Any) -> None:
-        """Give an end's node an input from inside an effect: through the agenda, and only if the
-        session is still current then."""
+        """Give an end's node an input while an effect is performed. The input goes through the
+        agenda, and is dropped if the session is not current any more."""
         self.agenda.push(now_ns, CALL, self._notify_now, (end, inp))
 
     def _notify_now(self, now_ns: int, end: End, inp: Any) -> None:
@@ -291,7 +296,7 @@ class Network:
     # ------------------------------------------------------------ ending
 
     def reset_all(self, now_ns: int, node: Node) -> None:
-        """Break every session of a node, like a firewall that lost its connection table."""
+        """Break every session of a node, as when a firewall loses its connection table."""
         for end in list(node.ends.values()):
             self._down(now_ns, end, LOST)
 
@@ -303,7 +308,7 @@ class Network:
         end.state = DOWN
         end.held = True
         self._moved(end, why)
-        other.odd = True  # what it has sent no longer arrives
+        other.odd = True  # its messages in flight must not arrive any more
         known = node.ends.get(peer.name) is end
         if known:
             del node.ends[peer.name]
@@ -314,7 +319,7 @@ class Network:
             self._reset(now_ns, end)
         if not known:
             return
-        if end.after:  # sent after Close: these want a session of their own
+        if end.after:  # messages sent after Close belong to a new session
             new = self._open(now_ns, node, peer)
             new.waiting = end.after
             new.queued = sum(size for _, size in end.after)
@@ -331,17 +336,21 @@ class Network:
         """End a crashed node's sessions. Must be called before the node forgets its ends."""
         for end in node.ends.values():
             if end.state is OPENING and not end.opener:
-                end.waiting = end.after = NOTHING  # the peer's attempt, which we joined, goes on
+                # The peer opened this session and its attempt continues; only what this node has
+                # added is lost.
+                end.waiting = end.after = NOTHING
                 end.closing = end.congested = False
                 end.queued = 0
             else:
                 self._vanish(now_ns, end)
-        for peer in self.world.nodes.values():  # sessions this node had not accepted yet
+        # Sessions that peers have opened, and that this node had not accepted yet:
+        for peer in self.world.nodes.values():
             theirs = peer.ends.get(node.name)
             if theirs is not None and theirs.state is UP and theirs.other.state is OPENING:
                 self._vanish(now_ns, theirs.other)
 
     def _vanish(self, now_ns: int, end: End) -> None:
+        """Take down the end of a crashed node; the other end learns it by a reset or a timeout."""
         end.state = DOWN
         self._moved(end, STOPPED)
         other = end.other
@@ -351,7 +360,7 @@ class Network:
             self._moved(other, LOST)
         elif other.state is not DOWN and not end.path.cut:
             self._reset(now_ns, end)
-        elif other.state is OPENING:  # it joined our attempt, and no reset can reach it
+        elif other.state is OPENING:  # it joined the crashed node's attempt; no reset can reach it
             at_ns = now_ns + self.connect_timeout_ns
             self.agenda.push(at_ns, CALL, self._down, (other, LOST, False))
 
@@ -368,7 +377,7 @@ class Network:
                 self._recheck(now_ns, end.other)
 
     def _recheck(self, now_ns: int, end: End) -> None:
-        """Update one end to the state of its paths; idempotent."""
+        """Bring one end up to date with the state of its paths; may be repeated."""
         there = end.other
         end.follow()
         if end.path.cut:
@@ -391,7 +400,7 @@ class Network:
         if end.watched:
             end.watched = False
             end.watch += 1
-            if there.state is DOWN:  # its reset could not reach us before
+            if there.state is DOWN:  # the other end's reset could not get through before
                 self._reset(now_ns, there)
 
     def _release(self, now_ns: int, end: End) -> None:
@@ -403,7 +412,7 @@ class Network:
 
     def _flow(self, now_ns: int, end: End) -> None:
         if end.path.cut or now_ns < end.flow_ns:
-            return  # cut again meanwhile; handled by the next mend
+            return  # the path was cut again; the next mend schedules another call
         end.flowing = False
         stalled, end.stalled = end.stalled, NOTHING
         for what, size in stalled:

@@ -1,4 +1,4 @@
-"""One simulated node: a disk, and a machine that is created anew at each start."""
+"""One simulated node: a disk, and a machine (state machine) that is created at each start."""
 
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +19,7 @@ __all__ = ["Node"]
 
 
 class _HotNode:
-    """The fields that each step uses, together at the front of the object."""
+    """The fields that each step uses. As slots of a base class they are adjacent in memory."""
 
     __slots__ = ("endings", "ends", "name", "odd", "step", "timers")
 
@@ -59,20 +59,21 @@ class Node(_HotNode):
         self.wall_base_ns = wall_ns  # wall clock = this + the world's clock
         self.paused = False
         self.busy = False  # computing, under a cost model
-        # True if inputs need special handling: crashed, paused, or there is a cost model.
+        # True if inputs need special handling, because the node is crashed or paused, or because
+        # there is a cost model.
         self.odd = True
         self.paths: dict[str, Path] = {}
         self.forget()
 
     def forget(self) -> None:
-        """Reset everything that is in memory."""
+        """Reset everything that a crash loses: all state of the node but its disk."""
         self.timers: dict[TimerKey, int] = {}  # key → order of the valid entry of the agenda
         self.endings: dict[TimerKey, int] = {}  # the same for AtEndOfPass
-        self.ends: dict[str, End] = {}  # peer → our end of the current session
-        self.quiet_until: dict[str, int] = {}  # peer → when the next attempt may begin
-        self.inbox: deque[Entry] = deque()  # arrived, not served yet
+        self.ends: dict[str, End] = {}  # peer → this node's end of the current session
+        self.quiet_until: dict[str, int] = {}  # peer → when the next attempt to connect may begin
+        self.inbox: deque[Entry] = deque()  # arrived, not given to the machine yet
         self.unfinished: list[Any] | None = None  # effects not performed when the pause began
-        # Answers after the sync under way (None: none is), and after the next one.
+        # Answers to give after the current sync (None: no sync is running), and after the next one.
         self.syncing: list[Any] | None = None
         self.unsynced: list[Any] = []
 

@@ -1,17 +1,20 @@
 """Replays recordings: gives machines the same inputs at the same times and compares the effects.
 
-Each recording (`core.record`) is one run of one node, here called a life. Its machine is built
-anew, on a disk with the content that the recorded one had; it is stepped with every recorded input
-at the recorded time, and its effects are compared with the recorded ones. A recording names types
-and the function that builds its machine; the caller passes the tables in which these names are
-looked up. No network and no clock are simulated: messages, timers and results of writes are inputs
-and part of the recording. Storage effects are performed on the simulated disk as soon as they are
-returned, compactions when they are answered, as the machine saw it on the real disk; differences
-are part of the recording.
+`surecast replay` uses this file; docs/recordings.md describes recordings. A recording
+(`core.record`) covers one run of one node from start to end, here called a *life*. The replay
+builds the node's machine again, with a disk of the same content as at the start of the life. It
+gives the machine every recorded input at the recorded time, and compares the machine's effects with
+the recorded ones. A recording refers by name to types and to the function that builds the machine;
+the caller passes the tables in which these names are looked up.
 
-Several recordings are merged by time. Each is placed by the wall clock of its `Start`, so that
-nodes of several processes are in order; a node's own steps keep their order. In the trace, time
-counts from the first step of all.
+No network and no clock are simulated: messages, timers and results of writes are inputs and part of
+the recording. Storage effects change the simulated disk as soon as the machine returns them, and
+compactions change it when they are answered, because the machine also saw this on the real disk. If
+the real disk's content was different, the difference is part of the recording.
+
+Several recordings are merged by time. The time of a recording begins at the wall clock of its first
+input `Start`, so that lives of several processes are in order. The steps of one node always keep
+their order. In the trace, time counts from the first step of all recordings.
 """
 
 import mmap
@@ -56,11 +59,11 @@ class Difference(msgspec.Struct):
 
     node: str
     incarnation: int
-    step: int  # of that life, from 1
+    step: int  # number of the step in this life, from 1
     now_ns: int  # the argument of the machine's step
     inp: str
     recorded: list[str]  # types of the effects
-    effects: list[str]  # ours, in full
+    effects: list[str]  # the effects of the replay, in full
     why: str
 
     def __str__(self) -> str:
@@ -91,15 +94,15 @@ def play(
     trace: Trace | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Played:
-    """Play the recordings, up to the first difference. Damaged ones raise PeerError.
+    """Play recordings until the end or the first difference. Raises PeerError if one is damaged.
 
-    `types` (see `registry.recorded_types`) and `builds` are the names that recordings may use:
-    types of inputs and messages, and functions that build machines from the recorded arguments.
-    `on_progress` is called now and then with the number of bytes played.
+    Recordings may use only the names in `types` (see `registry.recorded_types`), which are types of
+    inputs and messages, and in `builds`, which are functions that build machines from the recorded
+    arguments. `on_progress` is called from time to time with the number of bytes played.
     """
     lives = [Life(path, types, builds) for path in paths]
     played = Played(lives=dict(Counter(life.node for life in lives)))
-    # A life without a step: its process was killed right after the start.
+    # A life has no step, and so no machine, if its process was killed right after the start.
     origin_ns = min((life.origin_ns for life in lives if life.machine is not None), default=0)
     for at_ns, _, life, step in merge(*(life.timed(i) for i, life in enumerate(lives))):
         inp, effects, difference = life.step(step)
@@ -138,8 +141,8 @@ class Life:
             self.node, self.incarnation = header.node, header.incarnation
             self.disk = MemoryDisk()
             self._items = self.recording.items()
-            self._asked = 0
-            self._tokens: dict[int, Token] = {}  # of storage effects without an answer
+            self._asked = 0  # number of storage effects so far that have an answer
+            self._tokens: dict[int, Token] = {}  # by number, of storage effects without an answer
             self._first = self._next_step()
             self.machine = self._build(builds) if self._first is not None else None
         except SurecastError as error:
@@ -157,19 +160,19 @@ class Life:
         if build is None:
             known = ", ".join(builds)
             raise PeerError(f"no machine {header.build!r} can be built here; there are: {known}")
-        # Seeded as by both drivers (`sim.node`).
+        # The same seed as in the simulator (`sim.node`) and in the asyncio driver.
         rng = Random(f"{header.seed}/{header.node}/{header.incarnation}")
         context = NodeContext(header.node, rng, self.disk, header.incarnation)
         try:
             return build(context, header.args)
-        except Exception as error:  # of any kind: the recording's arguments may be anything
+        except Exception as error:  # of any type, because the recorded arguments may be anything
             raise PeerError(f"{header.build} cannot build {header.node}: {error!r}") from error
 
     def timed(self, order: int) -> Iterator[tuple[int, int, "Life", Step]]:
-        """Yield time, `order`, this life and the step of each recorded step, and update the disk
-        in between.
+        """Yield (time, `order`, this life, step) for each recorded step.
 
-        A step is fetched only after the previous one has been performed.
+        The caller must perform a step before it asks for the next one: fetching the next step also
+        applies the recorded differences of the disk.
         """
         step, at_ns = self._first, self.origin_ns
         while step is not None:
@@ -191,14 +194,15 @@ class Life:
         return None
 
     def _adjust(self, item: Kept | Ends | Holed | Saved) -> None:
-        """Change the disk to what the real one showed, where this does not follow from effects."""
+        """Apply a recorded difference: content of the real disk that does not follow from the
+        effects."""
         disk = self.disk
         if isinstance(item, Kept):
             disk.append(item.log, [item.batch])
         elif isinstance(item, Holed):
             disk.skip(item.log, item.hi, "as recorded")
         elif isinstance(item, Saved):
-            if item.data is None:  # its first save had failed
+            if item.data is None:  # the state's first save had failed
                 disk.forget(item.name)
             else:
                 disk.save(item.name, item.data)
@@ -231,7 +235,7 @@ class Life:
         return inp, effects, difference
 
     def _input(self, step: Step) -> Any:
-        """The recorded input; in an answer from the disk, with the token of our own effect."""
+        """The recorded input. An answer from the disk gets the token of the replay's effect."""
         inp = step.inp
         kind = type(inp)
         if kind not in ANSWERS:
@@ -257,7 +261,7 @@ class Life:
                 self._asked += 1
                 self._tokens[self._asked] = effect.token
             if kind in ASKING or kind is Truncate:
-                apply(disk, effect)  # may fail as on the real disk, after a failed write
+                apply(disk, effect)  # may fail like on the real disk, after an earlier failed write
                 disk.sync()
 
 

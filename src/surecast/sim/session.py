@@ -1,9 +1,10 @@
-"""The end of a session: the state that one node has of its connection to another.
+"""One end of a session: the state that a node has of its simulated connection to another node.
 
-`odd` and `held` keep the common case fast: the world's loop checks only these. `end.odd` is set if
-arriving messages of this end need special handling: it is not accepted yet, cut, just mended,
-closing, congested, or the other end is down. `end.held` is set if sends need special handling: the
-end is not up, is closing, or its path has loss or a bandwidth limit.
+network.py changes this state. In the common case, the simulator's loop checks only two flags of it.
+`odd` is set if messages that this end has sent need special handling when they arrive: the peer has
+not accepted the session, the path is or was cut, the end is closing or congested, or the other end
+is down. `held` is set if sending needs special handling: the end is not up, it is closing, or its
+path has loss or a bandwidth limit.
 """
 
 from typing import Any
@@ -29,11 +30,11 @@ FIN = SessionMark("fin")
 
 
 Held = list[tuple[Any, int]]  # messages and their sizes
-NOTHING: Held = []  # shared by all ends without held messages, which are most; never changed
+NOTHING: Held = []  # one empty list, shared by all ends without held messages; never changed
 
 
 def add(held: Held, item: tuple[Any, int]) -> Held:
-    """Append to `held` or, if it is empty (and so may be NOTHING), return a new list."""
+    """Append to `held`; but if it is empty, it may be NOTHING, so return a new list instead."""
     if not held:
         return [item]
     held.append(item)
@@ -41,14 +42,14 @@ def add(held: Held, item: tuple[Any, int]) -> Held:
 
 
 class _HotEnd:
-    """The fields that each message uses. The slots of a base class come first in memory, so these
-    fill two cache lines instead of four; with a thousand nodes that matters."""
+    """The fields that each message uses. The slots of a base class come first in memory. So these
+    fields fill two cache lines instead of four, which matters with a thousand nodes."""
 
     __slots__ = ("delay_ns", "held", "jitter_ns", "last_ns", "odd", "peer", "queued")
 
 
 class End(_HotEnd):
-    """One node's end of a session, and the direction away from it."""
+    """One node's end of a session, and the messages that it sends."""
 
     __slots__ = (
         "after",
@@ -79,7 +80,7 @@ class End(_HotEnd):
         self.path = path
         self.opener = opener
         self.state = OPENING
-        self.begun = False  # the opener's handshake is under way
+        self.begun = False  # whether the opener's handshake is under way
         self.closing = False
         self.odd = True
         self.last_ns = 0  # arrival time of the last message in flight
@@ -88,18 +89,19 @@ class End(_HotEnd):
         self.waiting = NOTHING  # messages to send when up
         self.after = NOTHING  # messages sent after Close
         self.stalled = NOTHING  # messages that were due while the path was cut
-        self.flowing = False  # mended: stalled and new messages wait for `flow_ns`
+        # After the path is mended, stalled and new messages arrive at `flow_ns` at the earliest.
+        self.flowing = False
         self.flow_ns = 0
         self.cut = False  # whether the path was cut at the last check
-        self.missed = False  # the handshake met a cut path
-        self.watched = False  # one direction is cut: a timeout is running
+        self.missed = False  # the handshake failed because a path was cut
+        self.watched = False  # a timeout is running, because one direction is cut
         self.watch = 0  # number of the valid timeout; incremented to cancel it
-        self.seen = self.phase  # when it was last checked against the state table
+        self.seen = self.phase  # the phase at the last check against the state table
         self.follow()
 
     @property
     def phase(self) -> SessionState:
-        """The state as `core.sessions` names it, derived here and nowhere else."""
+        """The state of this end in the terms of the state table `core.sessions`."""
         if self.state is UP:
             return SessionState.CLOSING if self.closing else SessionState.UP
         if self.state is DOWN:

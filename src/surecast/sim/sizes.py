@@ -1,4 +1,4 @@
-"""The sizes of messages on a simulated link."""
+"""The sizes of messages on a simulated link, estimated without encoding the messages."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -16,9 +16,11 @@ _SCALARS = (int, float, bool, str, type(None))
 
 
 class Sizes:
-    """`of(message)`: its own `nbytes` if it has one, else 64 plus the batches and buffers in it.
+    """Computes the sizes of messages.
 
-    An enclosed message counts as much as one that is sent separately.
+    The size of a message is its attribute `nbytes`, if it has one. Otherwise it is 64 plus the
+    sizes of the batches and buffers in its fields. A message enclosed in another one (`Enclosed`)
+    has the same size as if it were sent separately.
     """
 
     def __init__(self) -> None:

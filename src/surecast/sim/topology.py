@@ -1,7 +1,7 @@
-"""Regions and the links between them.
+"""Topologies of a simulation: named sites (regions) and the links between them.
 
-A `Topology` names sites and gives each ordered pair its link; `World.set_site_links` takes it. A
-node called "east/0" is in the site "east". Delays are one-way.
+A `Topology` has a link for each ordered pair of sites; `World.set_site_links` applies it. A node
+called "east/0" is in the site "east". Delays are one-way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ def mesh(
     within: Link = LAN,
     delays_ns: Mapping[tuple[str, str], int] | None = None,
 ) -> Topology:
-    """Every site joined to every other. `delays_ns[a, b]` (or [b, a]) overrides the delay."""
+    """Links between all pairs of sites. `delays_ns[a, b]` (or [b, a]) overrides the delay."""
     links = _within(sites, within)
     delays = dict(delays_ns or {})
     for a in sites:
@@ -50,13 +50,13 @@ def mesh(
 
 
 def line(sites: Sequence[str], between: Link = WAN, within: Link = LAN) -> Topology:
-    """Sites one after another; farther ones are reached through those in between."""
+    """Sites in a row: the link between two sites has the delay of all hops between them."""
     hops = {(a, b): abs(i - j) for i, a in enumerate(sites) for j, b in enumerate(sites) if i != j}
     return _routed(sites, hops, between, within)
 
 
 def star(sites: Sequence[str], between: Link = WAN, within: Link = LAN) -> Topology:
-    """The first site in the middle; the others reach each other through it."""
+    """The first site is the centre: a link between two other sites has the delay of two hops."""
     centre = sites[0]
     hops = {(a, b): 1 if centre in (a, b) else 2 for a in sites for b in sites if a != b}
     return _routed(sites, hops, between, within)
@@ -65,7 +65,8 @@ def star(sites: Sequence[str], between: Link = WAN, within: Link = LAN) -> Topol
 def _routed(
     sites: Sequence[str], hops: Mapping[tuple[str, str], int], between: Link, within: Link
 ) -> Topology:
-    """Links between all sites: n hops have n times the delay of one, and the same bandwidth.
+    """Links between all sites. A link of n hops has n times the delay of one hop, and the same
+    bandwidth.
 
     A cut affects only the two sites it names, not other paths whose hops lead through them.
     """

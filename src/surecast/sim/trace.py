@@ -1,13 +1,14 @@
-"""The record of a run: one row per input, effect and fault.
+"""The trace of a simulation: a record with one row per input, effect and fault.
 
-While the world runs, a step costs one tuple: time, node, input, effects. From time to time the
-tuples are packed into MessagePack, all in one call; this takes a few hundred nanoseconds per step
-and loses nothing. The digest is a SHA-256 over the packed steps, so it depends only on the run and
-not on the process.
+A step of a machine is one input and its effects. While the simulation runs, a step only adds a
+tuple (time, node, input, effects) to a list. From time to time, these tuples are packed into
+MessagePack in one call, which takes a few hundred nanoseconds per step. The digest of a trace is a
+SHA-256 over the packed steps. It depends only on the run and not on the process, so tests compare
+digests.
 
-Rows are decoded from the packed steps on request. `stream` is the subject of a row: the first bytes
-of a stream or log in hex, a timer's key, a token, or the name of a state. `lo` and `hi` are
-positions; for SetTimer, `lo` is the time.
+Rows are decoded from the packed steps when they are requested. The column `stream` contains the
+subject of a row: the first bytes of a stream or log in hex, a timer's key, a token, or the name of
+a state. `lo` and `hi` are positions; for SetTimer, `lo` is the time.
 """
 
 import hashlib
@@ -48,13 +49,13 @@ class _Codes(dict[type, int]):
 
 
 class Trace:
-    """The trace of a run. `keep=False` keeps only the digest: for long runs to be compared."""
+    """The trace of a run. `keep=False` keeps only the digest, to compare long runs."""
 
     def __init__(self, keep: bool = True) -> None:
         self.keep = keep
-        self.sizes = Sizes()  # replaced by the world's, which has seen all types of messages
+        self.sizes = Sizes()  # replaced by the world's, which knows all types of messages
         self._steps: list[Step] = []
-        # Of each pack: steps, types of the inputs, of the effects, of the emitted events.
+        # For each pack: the steps, and the types of their inputs, effects and emitted events.
         self._packs: list[tuple[bytes, ...]] = []
         self._hashes = [hashlib.sha256() for _ in range(4)]
         self._codes = _Codes()
@@ -77,7 +78,7 @@ class Trace:
             return
         effects = list(chain.from_iterable([step[3] for step in steps]))
         codes = self._codes
-        # MessagePack leaves out the types of inputs and effects.
+        # The encoded steps do not contain the types of inputs and effects.
         inputs = codes.of([step[2] for step in steps])
         others = codes.of(effects)
         emitted = b""
@@ -145,7 +146,7 @@ class Trace:
 
 # ---------------------------------------------------------------- packing
 
-# Marks of batches and enclosed messages among packed values:
+# The first items of the lists that stand for batches and enclosed messages in packed values:
 _BATCH = "batch"  # [_BATCH, lo, hi, nbytes, ...]
 _ENCLOSED = "enclosed"  # [_ENCLOSED, nbytes, message]
 
@@ -159,7 +160,7 @@ def _pack_other(value: Any) -> Any:
     return name_of(type(value))
 
 
-# Sorts sets: their order differs between processes.
+# "deterministic" sorts sets, whose order differs between processes.
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack_other, order="deterministic")
 _UNSORTED = msgspec.msgpack.Encoder()
 _UNPACKABLE = (OverflowError, TypeError, ValueError, RecursionError)
@@ -181,7 +182,8 @@ def _encode_one(step: Step) -> bytes:
         try:
             return _UNSORTED.encode(_unfolded(step))
         except _UNPACKABLE:  # for example numbers that are too large
-            # Only the types, which `pack` notes: a repr might differ between processes.
+            # Keep no content, only the types, which `pack` stores: a repr might differ between
+            # processes.
             at_ns, node, _, effects = step
             return _ENCODER.encode((at_ns, node, {}, [{} for _ in effects]))
 

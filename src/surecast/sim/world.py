@@ -6,9 +6,9 @@
     world.call(1 * SECOND, lambda w: w.crash("p"))
     world.run(until_ns=5 * SECOND)
 
-Everything random comes from generators seeded by (seed, purpose), and nothing iterates over a set:
-a seed gives the same run in every process. `loop.py` runs the world; this module builds it and
-injects faults.
+This file has the methods to build a simulation and to inject faults; `loop.py` runs it. A seed
+gives the same run in every process: each random generator is seeded by the seed and its purpose,
+and no code iterates over a set.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ WALL_NS = 1_750_000_000 * SECOND  # the default start of wall clocks
 
 
 class World(Loop):
-    """A deterministic simulation. Time-outs and delays are attributes of `network` and `disks`."""
+    """A deterministic simulation. Timeouts and delays are attributes of `network` and `disks`."""
 
     # ------------------------------------------------------------ building
 
@@ -41,8 +41,8 @@ class World(Loop):
     ) -> None:
         """Add and start a node. A name such as "east/0" puts it in the site "east".
 
-        `factory(ctx)` makes the machine at each start. A machine may be given in its place; then
-        the node cannot be restarted.
+        `factory(ctx)` creates the machine at each start. The caller may pass a machine in its
+        place; then the node cannot be restarted.
         """
         if name in self.nodes or not name or name == "*":
             raise UsageError(f"cannot add a node {name!r}: the name is in use or not valid")
@@ -55,11 +55,12 @@ class World(Loop):
         self._start(node)
 
     def at(self, at_ns: int, name: str, inp: Any) -> None:
-        """Give a node an input at a time, in any incarnation; lost if the node is down then."""
+        """Give a node an input at a given time. The input is lost if the node is down then; a
+        restart before that time does not matter."""
         self.agenda.push(max(at_ns, self.now_ns), INPUT, self._node(name), None, inp)
 
     def call(self, at_ns: int, fn: Callable[["World"], Any]) -> None:
-        """Run `fn(world)` at a time."""
+        """Run `fn(world)` at a given time."""
         self.agenda.push(max(at_ns, self.now_ns), CALL, self._call, (fn,))
 
     def on_deliver(self, name: str, fn: OnDeliver) -> None:
@@ -71,7 +72,7 @@ class World(Loop):
         self._on_emit.setdefault(name, []).append(fn)
 
     def machine(self, name: str) -> Any:
-        """The live machine, or None while the node is crashed."""
+        """The running machine of a node, or None while the node is crashed."""
         return self._node(name).machine
 
     def disk(self, name: str) -> MemoryDisk:
@@ -113,7 +114,7 @@ class World(Loop):
         self.network.rewire(self.now_ns)
 
     def cut(self, a: str, b: str, *, two_way: bool = True) -> None:
-        """Let nothing pass from `a` to `b` (and back): nodes, sites or "*" for everyone."""
+        """Cut the links from `a` to `b` (and back); each is a node, a site, or "*" for all."""
         self._fault(a, f"cut {_spell(a, b, two_way)}")
         for x, y in _directions(a, b, two_way):
             self.network.wiring.cut(x, y)
@@ -127,7 +128,7 @@ class World(Loop):
         self.network.rewire(self.now_ns)
 
     def reachable(self, a: str, b: str) -> bool:
-        """Whether what `a` sends can get to `b` now."""
+        """Whether `b` is running and no link from `a` to `b` is cut."""
         src, dst = self._node(a), self._node(b)
         return dst.machine is not None and not self.network.path(src, dst).cut
 
@@ -155,7 +156,7 @@ class World(Loop):
         self.network.reset_all(self.now_ns, self._node(name))
 
     def pause(self, name: str) -> None:
-        """Stop a node's process; inputs pile up, timers are late, sessions stay."""
+        """Stop a node's process: its inputs wait, its timers are late, its sessions continue."""
         node = self._node(name)
         if node.machine is not None and not node.paused:
             self._fault(name, "pause")
@@ -264,13 +265,14 @@ class World(Loop):
         node.start()
         if self.validate and node.machine is not None:
             step = watched(node.machine, self.met)
-            if node.step == node.machine.step:  # else it is wrapped already, as by a recorder
+            if node.step == node.machine.step:  # otherwise it is wrapped, for example by a recorder
                 node.step = step
         node.odd = self.costs is not None
         start = Start(self.wall_ns(node.name), node.incarnation)
         self.agenda.push(self.now_ns, INPUT, node, node.incarnation, start)
 
     def _catch_up(self, now_ns: int, node: Node, incarnation: int) -> None:
+        """After a pause: perform the unfinished effects and handle the inputs that waited."""
         if node.incarnation != incarnation or node.machine is None or node.paused:
             return
         if node.unfinished is not None:

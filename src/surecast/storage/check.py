@@ -1,4 +1,4 @@
-"""Reads all segments of a folder once and compares their checksums.
+"""Reads all segments of a folder once and compares their checksums; used when a store is opened.
 
 The files are read with `pread` and not through memory maps: an unreadable sector then raises an
 error, instead of a signal that ends the process. Checksums and reads release the interpreter's
@@ -20,7 +20,7 @@ __all__ = ["Checked", "Progress", "check_segments", "is_there"]
 
 _BUFFER_BYTES: Final = 1 << 20
 _THREADS_MAX: Final = 4
-_ALONE_BYTES_MAX: Final = 32 << 20  # below this, threads are not worth it
+_ALONE_BYTES_MAX: Final = 32 << 20  # below this, starting threads takes longer than it saves
 
 Progress = Callable[[int, int], None]  # bytes read, bytes in all
 
@@ -29,11 +29,13 @@ class Checked(NamedTuple):
     """The result of checking a segment's file."""
 
     missing: bool
-    problem: Damaged | None  # header, directory or footer does not match
+    problem: Damaged | None  # the checksum of header, directory or footer does not match
     runs: dict[int, str]  # damaged runs, with the part that does not match: "index" or "frames"
 
 
 class _Counter:
+    """Adds up the bytes read by all threads and reports the progress."""
+
     def __init__(self, total: int, on_progress: Progress) -> None:
         self._total = total
         self._done = 0
@@ -49,8 +51,10 @@ class _Counter:
 def check_segments(
     folder: Paths, numbers: Sequence[int], on_progress: Progress
 ) -> dict[int, Checked]:
-    """Read every byte of these segments; the result of each by number. Raises StorageError if one
-    cannot be read, or is of a later version."""
+    """Read every byte of these segments. Returns the result of each segment by its number.
+
+    Raises StorageError if a file cannot be read or was written by a later version.
+    """
     sizes = {number: _size(folder, number) for number in numbers}
     total = sum(sizes.values())
     counter = _Counter(total, on_progress)
@@ -63,7 +67,7 @@ def check_segments(
 
 
 def is_there(folder: Paths, number: int) -> Checked:
-    """A result that only says whether the file exists."""
+    """A result for a file that is not read: it only says whether the file exists."""
     return Checked(not folder.segment(number).exists(), None, {})
 
 
@@ -96,8 +100,8 @@ def _check(folder: Paths, number: int, counter: _Counter) -> Checked:
 
 
 def _read_ahead(file: int) -> None:
-    """Read the parts that `Mapped` accesses: an unreadable sector then raises an error here,
-    instead of a signal there."""
+    """Read the parts of the file that `Mapped` reads through a memory map. An unreadable sector
+    raises an error here; through the map it would end the process with a signal."""
     size = os.fstat(file).st_size
     footer = os.pread(file, 32, max(size - 32, 0))
     os.pread(file, 32, 0)

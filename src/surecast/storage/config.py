@@ -9,7 +9,8 @@ from surecast.storage.modes import FILE, FOLDER, GROUP_FILE, GROUP_FOLDER
 
 __all__ = ["LOG_LIMITS", "StorageConfig"]
 
-# Wide limits: stored batches were accepted earlier, possibly under larger limits than today's.
+# Limits for reading stored batches. They are wide, because a batch may have been accepted when the
+# configured limits were larger than now.
 LOG_LIMITS: Final = Limits(
     frame_bytes_max=(1 << 32) - 1, control_bytes_max=1 << 20, batch_rows_max=(1 << 31) - 1
 )
@@ -20,16 +21,16 @@ class StorageConfig:
     """`[storage]` in TOML."""
 
     sync: Literal["data", "none"] = "data"  # "none": a power cut may lose acknowledged events
-    journal_bytes_max: int = 64 << 20  # then its batches move to segments; bounds memory
-    backlog_bytes_max: int = 256 << 20  # in journals not moved yet; above it, writes wait
-    segment_bytes_max: int = 256 << 20  # of one file; a larger move writes several files
-    queue_bytes_max: int = 256 << 20  # waiting to be written; above it, writes fail as if full
-    inline_bytes_max: int = 1 << 20  # a compaction's result; a larger one gets its own segment
-    run_bytes_min: int = 1 << 20  # a log's runs in segments are joined until they are this large
-    maps_max: int = 256  # segments mapped at a time, and so files open
-    memory_bytes_max: int = 4 << 30  # of a node without a data folder; above it, the disk is full
+    journal_bytes_max: int = 64 << 20  # at this size its batches move to segments; bounds memory
+    backlog_bytes_max: int = 256 << 20  # all journals not moved yet; above it, writes wait
+    segment_bytes_max: int = 256 << 20  # size of a segment file; a larger move writes several files
+    queue_bytes_max: int = 256 << 20  # data waiting to be written; above it, writes fail as if full
+    inline_bytes_max: int = 1 << 20  # compaction results up to this size go to the journal
+    run_bytes_min: int = 1 << 20  # a log's adjacent parts in segments are joined up to this size
+    maps_max: int = 256  # segments mapped at a time, which also limits open files
+    memory_bytes_max: int = 4 << 30  # memory of a node without data folder; above it, writes fail
     check: Literal["all", "none"] = "all"  # at start; "none": damage is found when data is read
-    group_read: bool = False  # let the folder's group read it, for Spark executors of another user
+    group_read: bool = False  # the folder's group may read it, for Spark executors of another user
 
     @property
     def file_mode(self) -> int:

@@ -1,12 +1,13 @@
-"""Extents: pieces of logs in segments; and the set of segments in use.
+"""Extents, the parts of logs that are in segments, and `Shelf`, the set of segments in use.
 
-An extent is a run of a segment, or a part of a run that begins and ends with a batch. A log holds
-extents as it holds batches; in memory is only where they are.
+A *run* is a sequence of batches of one log in a segment's file. An extent is a run or a part of a
+run, and consists of whole batches. A log is a list of batches and extents. Only the location of an
+extent is in memory; its batches are read from the file.
 
-A segment's file may be removed when no extent refers to it any more: of a log, of the manifest, or
-of a move or compaction under way. Python's reference counts track this; when the last extent is
-freed, the segment's number is put on `Shelf.gone`. Batches that were read before hold the memory
-map and stay readable.
+A segment's file may be removed when no `Extent` object refers to it any more. Logs, the manifest
+and running moves and compactions hold such objects. Python's reference counts track this: when the
+last extent of a segment is freed, the segment's number is put on `Shelf.gone`. Batches that were
+read before keep the memory map and stay readable.
 """
 
 from collections import OrderedDict, deque
@@ -35,7 +36,7 @@ class Shelf:
         self._maps_max = maps_max
         self._segments: WeakValueDictionary[int, Segment] = WeakValueDictionary()
         self._maps: OrderedDict[int, Mapped] = OrderedDict()
-        self._lock = Lock()  # the loop reads, and a thread for moves and compactions
+        self._lock = Lock()  # the event loop and the background thread both read segments
 
     def segment(self, number: int) -> "Segment":
         segment = self._segments.get(number)
@@ -55,11 +56,11 @@ class Shelf:
             return mapped
 
     def take_gone(self) -> list[int]:
-        """Segments that may be removed."""
+        """The numbers of segments that may be removed."""
         taken = []
         while self.gone:
             number = self.gone.popleft()
-            if number not in self._segments:  # else there is a new reference to it
+            if number not in self._segments:  # otherwise a new `Segment` object uses the file
                 taken.append(number)
         with self._lock:
             for number in taken:
@@ -93,7 +94,7 @@ class Extent:
         self.lo = lo
         self.hi = hi
         self.nbytes = nbytes
-        self.time_max = time_max  # no batch of it has a later time
+        self.time_max = time_max  # no batch of this extent has a later time
 
     def __repr__(self) -> str:
         return f"Extent([{self.lo}, {self.hi}) in segment {self.segment.number} run {self.run})"
@@ -120,7 +121,7 @@ class Extent:
         return next(self.batches(seq, seq + 1))
 
     def clip(self, lo: int, hi: int) -> "Extent":
-        """The part between two positions at which batches begin."""
+        """The part of this extent in [lo, hi); both must be boundaries of batches."""
         lo, hi = max(lo, self.lo), min(hi, self.hi)
         if (lo, hi) == (self.lo, self.hi):
             return self
@@ -137,7 +138,8 @@ class Extent:
             return None
         _, los, _, times, _ = self._index()
         first, last = self._places(los, lo, hi)
-        late = times[first:last] >= time_ns  # no binary search: void ranges may have no time
+        # No binary search: void ranges may have time 0, so the times are not sorted.
+        late = times[first:last] >= time_ns
         if not late.any():
             return None
         return max(int(los[first + int(late.argmax())]), lo, self.lo)
@@ -154,8 +156,8 @@ class Extent:
         return mapped, *mapped.index(mapped.run(self.run), self.run)
 
     def _places(self, los: Numbers, lo: int, hi: int) -> tuple[int, int]:
-        """The first and last index of the run's batches with a position in [lo, hi) of this
-        extent."""
+        """The half-open range of the run's batches, by index, that have a position in both
+        [lo, hi) and this extent."""
         lo, hi = max(lo, self.lo), min(hi, self.hi)
         if lo >= hi:
             return 0, 0

@@ -6,8 +6,8 @@
     manifest             which segments make up each log, and which journal follows
     ends                 how much of the journal is acknowledged
 
-Every change of the directory is a single call of a function of `os`: tests let each of them fail,
-or be the last before a crash.
+Every change of the directory is a single call of a function of `os`, so that tests can let any of
+these calls fail, or simulate a crash right after it.
 """
 
 import errno
@@ -25,7 +25,7 @@ from surecast.storage.config import StorageConfig
 
 __all__ = ["FULL", "Damaged", "Folder", "Paths", "is_later", "write_all"]
 
-FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room now; there may be some later
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room; a later write may succeed
 _WRITE_BUFFERS_MAX: Final = 512  # in one writev; the system's limit is 1024
 _NAME: Final = re.compile(r"(journal|segment)-(\d{10,19})")
 
@@ -37,8 +37,8 @@ class Damaged(StorageError):
 def is_later(opening: bytes, magic: bytes) -> bool:
     """Whether a file that begins with `opening` seems to be of a later version of the format.
 
-    All magics end in a byte for the version. Callers first rule out a few flipped bits as the
-    explanation.
+    The last byte of every magic number is the version of the format. Flipped bits could also
+    explain a difference; callers exclude that before they call this function.
     """
     return opening[:3] == magic[:3] and len(opening) >= 4 and opening[:4] != magic
 
@@ -95,7 +95,7 @@ class Folder(Paths):
         with suppress(OSError):  # only for error messages: must not fail on a full disk
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
-        # They may have been created by an earlier version, or with another setting.
+        # The files may have been created by an earlier version, or with another `group_read`.
         modes.set_mode(self.path, config.folder_mode)
         for old in (self.manifest, *self._files("journal"), *self._files("segment")):
             modes.set_mode(old, self.file_mode)

@@ -1,9 +1,10 @@
-"""Reads frames from a file, some of which may be damaged; finds every readable frame.
+"""Reads frames (encoded batches) from a file that may be damaged, and finds all readable frames.
 
-A frame's header holds its length, so after a frame with a damaged body reading continues at the
-next frame. After a damaged header the next frame is searched for. The search could also find bytes
-of an event that look like a frame. Therefore, if the end of the frames is known, a place is
-accepted only if frames follow each other from there to that end.
+The header of a frame contains the length of the frame. So reading continues at the next frame if
+only the body of a frame is damaged. If a header is damaged, the next frame has to be searched for.
+The search could also find bytes inside an event that look like a frame. Therefore, if it is known
+where the frames end, an offset is accepted only if an unbroken sequence of frames leads from there
+to exactly that end.
 """
 
 from collections.abc import Iterator
@@ -36,8 +37,8 @@ def read_frame(view: memoryview, at: int, end: int) -> tuple[Batch, int]:
 
 
 def walk(view: memoryview, at: int, end: int, closed: bool) -> Iterator[tuple[int, Batch | Lost]]:
-    """The offset and content of each frame between two offsets. `closed`: there are only frames up
-    to `end`."""
+    """The offset and content of each frame between two offsets. `closed`: `end` is exactly the end
+    of the last frame; otherwise other data may follow the frames."""
     while at < end:
         start = at
         try:
@@ -63,8 +64,8 @@ def find(view: memoryview, what: bytes, at: int, end: int) -> Iterator[int]:
 
 
 def _behind(view: memoryview, at: int, end: int, why: str) -> tuple[int, Lost]:
-    """Where the frame at `at` ends according to its header (0: the header is damaged, too), and
-    the loss to report."""
+    """Where the damaged frame at `at` ends according to its header, and the `Lost` to report.
+    The end is 0 if the header is damaged, too."""
     try:
         log, lo, hi, size = batch_head(view[at : min(at + HEADER_SIZE, end)], LOG_LIMITS)
     except PeerError:
@@ -88,6 +89,7 @@ def _leads(view: memoryview, at: int, end: int) -> bool:
 
 
 def _size(view: memoryview, at: int, end: int) -> int:
+    """The size of the frame at `at` according to its header; 0 if there is no valid header."""
     try:
         return batch_head(view[at : min(at + HEADER_SIZE, end)], LOG_LIMITS)[3]
     except PeerError:

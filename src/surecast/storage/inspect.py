@@ -1,8 +1,9 @@
 """Reading a store's directory without opening the store: what it holds, and whether it is intact.
 
-The directory is read as by opening the store (`recovery.py`), so both find the same damage; but
-nothing is written and no lock is taken. A store that is in use changes during the reading: for a
-reliable result, stop the node first.
+`surecast log info` and `surecast log verify` use this file. The directory is read by the same code
+that opens a store (`recovery.py`), so both find the same damage. But nothing is written and no lock
+is taken. A running node changes its files during the reading: for a reliable result, stop the node
+first.
 """
 
 import os
@@ -26,25 +27,25 @@ from surecast.storage.recovery import Replay
 __all__ = ["Holdings", "StreamInfo", "Verdict", "batches", "info", "verify"]
 
 _MAPS_MAX = 16
-_READ_BYTES: Final = 1 << 20  # of a log at a time
+_READ_BYTES: Final = 1 << 20  # bytes of a log that are read at a time
 
 
 @dataclass
 class StreamInfo:
-    """One log, from the segments' indices and the journal."""
+    """One stream's log, from the segments' indices and the journal."""
 
     log: LogId
-    end: int  # the first position it does not hold
-    live: int = 0  # positions left by retention, as `surecast status` counts them
-    void: int = 0
+    end: int  # the position after the last one
+    live: int = 0  # positions whose events are not obsolete, as `surecast status` counts them
+    void: int = 0  # positions whose events are obsolete
     void_reasons: dict[str, int] = field(default_factory=dict)  # void positions by reason
-    rows: int = 0  # events in the files: live ones, and void ones not compacted away yet
+    rows: int = 0  # events in the files: live ones, and void ones that are not yet compacted
     batches: int = 0
     nbytes: int = 0
     journal_bytes: int = 0  # part of `nbytes` that has not moved to segments yet
     unreadable: int = 0  # positions that are neither live nor void, but damaged here
     segments: int = 0
-    deleted: bool = False  # it has an End event
+    deleted: bool = False  # the stream was deleted: the log has an End event
     time_first_ns: int | None = None
     time_last_ns: int | None = None
 
@@ -60,10 +61,10 @@ class StreamInfo:
 
 @dataclass
 class Holdings:
-    """A whole directory."""
+    """The contents of a directory; the result of `info`."""
 
     path: Path
-    lives: int
+    lives: int  # how often the node was started
     streams: list[StreamInfo]
     states: dict[str, int]  # name → bytes
     segments: int
@@ -89,10 +90,10 @@ class Verdict:
 def info(
     path: str | os.PathLike[str], policies: Mapping[LogId, Policy] = MappingProxyType({})
 ) -> Holdings:
-    """What a directory holds. Raises StorageError if it is not a store, or of a later version.
+    """What a directory holds. Raises StorageError if it is no store, or of a later version.
 
-    `policies` has the retention with which each stream was created. Other logs have no retention:
-    each of their entries counts as live.
+    `policies` gives the retention with which each stream was created. A log that is not in
+    `policies` has no retention: each of its entries counts as live.
     """
     folder, replay = _played(path, "all", _silent)
     disk = replay.disk
@@ -144,7 +145,7 @@ def verify(path: str | os.PathLike[str], on_progress: Progress | None = None) ->
 def _played(
     path: str | os.PathLike[str], check: str, on_progress: Progress
 ) -> tuple[Paths, Replay]:
-    """The store as opening it would read it."""
+    """Read a directory in the same way as opening the store does."""
     folder = _existing(path)
     replay = Replay(folder, Shelf(folder, _MAPS_MAX))
     replay.run(check, None, on_progress)
@@ -177,7 +178,8 @@ def _stream(pieces: list[Batch | Extent | Hole], log: LogId) -> StreamInfo:
 def _count(stream: StreamInfo, disk: Disk, policy: Policy) -> str:
     """Count live and void positions by the stream's rules. Returns the log's problem, or "".
 
-    Unreadable positions are fed as void, so that the rules apply to all others.
+    For the rules, unreadable positions count as void, so that the rules apply to all others. They
+    are subtracted from the result.
     """
     index = RetentionIndex(policy)
 

@@ -1,24 +1,30 @@
-"""A file of the journal, and the mark: how much of the journal is acknowledged.
+"""One file of the journal, and the mark: how much of the journal is acknowledged.
 
-A file of the journal never ends in a torn record, and it tracks how much is on disk.
+The journal is a sequence of files; `JournalFile` writes the current one for journal_writer.py. It
+never ends in a torn record, and `JournalFile` tracks how much of it is on disk. After each group of
+records it also raises the *mark*, which is stored outside the journal.
 
-A journal that lost its last records cannot be distinguished from one that never had them. So the
-mark, the file `ends`, holds which journal is written to, and how much of it has been acknowledged.
-A shorter journal is damaged.
+The journal alone does not show whether its last records were lost or never written. So the mark
+(the file `ends`) records which journal file is written to, and how many of its bytes have been
+acknowledged. A journal that is shorter is damaged.
 
-The mark is written in place after every group of records, without a sync of its own. A killed
-process leaves the exact mark. A crash of the system may leave an older one, which claims less. It
-never leaves one that claims too much, because the journal is synced before the mark is written.
-(With `sync = "none"` it can; then the system has lost acknowledged records, and the mark reveals
-it.) The mark is synced when a store is opened and closed and when the journal continues in a new
-file.
+The mark is written in place after every group of records, without a sync of its own:
+
+- After the process was killed, the mark is exact.
+- After a crash of the system, the file may contain an older mark, which states fewer bytes. With
+  `sync = "data"` the mark never states too many bytes, because the journal is synced before the
+  mark is written.
+- With `sync = "none"`, a crash of the system may leave a mark that states more bytes than the
+  journal has. The mark then shows that acknowledged records were lost.
+
+The mark is synced when a store is opened or closed and when the journal continues in a new file.
 
     slot        at 0 and at 4096, written alternately, so that a torn write leaves the older one:
                 magic, format, number of writes, journal, size, incarnation, CRC-32, 4 zeros
 
-`format` is the version of everything in the folder that has no version of its own: records, states,
-what layers keep in logs. A version of Surecast that writes something that this one would misread
-writes a higher number first, and this one then refuses the folder before it changes anything in it.
+`format` is the version of everything in the folder that has no version of its own, such as records
+and states. If a later version of Surecast writes data that this version would misread, it first
+writes a higher `format` into the mark. This version then refuses the folder and changes nothing.
 """
 
 import logging
@@ -59,9 +65,9 @@ class JournalFile:
         self._synced = 0
         self._durable = durable
         self._marks = marks
-        self._claimed = 0  # the size of this file in the mark
+        self._claimed = 0  # acknowledged bytes of this file, as the mark records them
         self._marked = False  # whether the last record is a MARK
-        self._broken: OSError | None = None
+        self._broken: OSError | None = None  # set: every further write fails with this error
         try:
             self._file = _open(folder, number)
             folder.sync()
@@ -69,7 +75,8 @@ class JournalFile:
             raise StorageError(f"cannot open {folder.journal(number)}: {problem}") from problem
 
     def close(self) -> None:
-        """Sync and close the file and the mark. Unless writing failed, the mark covers the file."""
+        """Sync and close the file and the mark. The mark then records the whole file, unless
+        writing failed."""
         if self._broken is None:
             with suppress(OSError):
                 self._sync()
@@ -113,7 +120,8 @@ class JournalFile:
         self._broken = problem
 
     def sync(self) -> None:
-        """Sync, if configured, and raise the mark; then written records may be acknowledged."""
+        """Sync the file (if `sync = "data"`) and raise the mark. After that, the caller may
+        acknowledge the written records."""
         if self._durable:
             self._sync()
         if self._broken is None:
@@ -141,15 +149,19 @@ class JournalFile:
         try:
             os.fdatasync(self._file)
         except OSError as problem:
-            self._broken = problem  # what is on disk is not known any more
-            if self._durable:  # else the unsynced rest was acknowledged, too
+            self._broken = problem  # it is not known any more what is on disk
+            if self._durable:  # with `sync = "none"`, unsynced records were acknowledged: keep them
                 with suppress(OSError):
                     os.ftruncate(self._file, self._synced)
             raise
         self._synced = self.size
 
     def mark(self) -> None:
-        """Append a record with the synced size; called when there is nothing else to write."""
+        """Append a MARK record, which states the synced size.
+
+        Called when nothing else is waiting to be written. With this record, the next opening knows
+        that all records before it were on disk.
+        """
         if not self._marked and self._durable:
             before = self.has_effects
             self.append([number_record(MARK, 0)])
@@ -157,12 +169,12 @@ class JournalFile:
             self._marked = True
 
     def rotate(self) -> int:
-        """Sync this file and continue in a new one, or raise and keep this one. Returns the size of
-        the old one.
+        """Continue the journal in a new file; or raise OSError and keep the current one. Returns
+        the size of the old file.
 
-        The file is synced also with `sync = "none"`: a file that has a successor was not torn by a
-        crash, so an invalid record in it is damage. Its last record is a seal, which shows that it
-        was not cut short.
+        The old file gets a last record, the seal, which proves later that the file was not cut
+        short. The old file is synced even with `sync = "none"`. So a crash cannot have torn a file
+        that has a successor, and an invalid record in such a file is damage.
         """
         if self._broken is not None:
             raise self._broken
@@ -205,15 +217,18 @@ class EndsMark(NamedTuple):
     writes: int  # marks written so far; the slot with the higher number is the newer
     journal: int  # the number of the journal being written
     size: int  # its acknowledged bytes
-    incarnation: int  # of the node
+    incarnation: int  # the number of the node's current run
 
 
 NEW: Final = EndsMark(2, 1, 0, 0)  # the mark of a store without any record
 
 
 def read_mark(path: Path) -> EndsMark | None:
-    """None if there is no such file. Raises Damaged if neither slot reads, StorageError if the
-    folder was written by a later version, or the file cannot be read at all."""
+    """The mark, or None if there is no such file.
+
+    Raises Damaged if neither slot is valid, StorageError if the folder was written by a later
+    version or the file cannot be read at all.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -248,7 +263,7 @@ def _decode(slot: bytes) -> tuple[int, EndsMark] | None:
 
 
 class MarkFile:
-    """The file `ends`, open for writing. `incarnation` goes into every mark from now on."""
+    """The file `ends`, open for writing. Every mark contains `incarnation`, the node's run."""
 
     def __init__(self, folder: Folder, last: EndsMark | None) -> None:
         """Open the file. If it is missing (`last` is None), create and sync it before any journal
@@ -273,7 +288,10 @@ class MarkFile:
             raise StorageError(f"cannot write {self._path}: {problem}") from problem
 
     def write(self, journal: int, size: int) -> None:
-        """Claim `size` bytes of `journal`. A failure is only logged: an older mark is harmless."""
+        """Record that `size` bytes of `journal` are acknowledged.
+
+        A failure is only logged, because an older mark is harmless: it states fewer bytes.
+        """
         try:
             self._put(journal, size)
         except OSError as problem:
@@ -286,7 +304,7 @@ class MarkFile:
             self._warn(problem)
 
     def abandon(self) -> None:
-        """Close the file as it is."""
+        """Close the file without another write or sync."""
         os.close(self._file)
 
     def _put(self, journal: int, size: int) -> None:

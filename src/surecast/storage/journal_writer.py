@@ -1,12 +1,13 @@
 """The thread that writes the journal: all queued records, then one sync (group commit).
 
-While it writes and syncs, further records are queued. If a record cannot be written, it fails
-together with everything after it; the writer then waits until its owner has undone the changes in
-memory (`resume`). A failed sync is final, because it is not known what is on disk afterwards.
+While the thread writes and syncs, the store (segments.py) queues further records. If a record
+cannot be written, it fails together with all records after it. The thread then waits until the
+store has undone the changes in memory and calls `resume`. A failed sync is final, because it is not
+known what is on disk afterwards.
 
 The content of journals is also in memory until it has moved to segments. If moves fall behind by
-`backlog_bytes_max`, the writer waits for the move under way. Answers are then delayed, their
-receivers send less, and memory stays bounded.
+`backlog_bytes_max`, the thread waits for the move under way. This delays the answers, so machines
+acknowledge later and clients send less: memory stays bounded.
 """
 
 import errno
@@ -34,14 +35,14 @@ class Entry:
         self, effect: Any, record: Record | None, answer: Any, before: int, after: int
     ) -> None:
         self.effect = effect
-        self.record = record  # None: nothing to write, only an answer to give in order
+        self.record = record  # None: nothing to write; the answer still has its place in the order
         self.answer = answer
         self.before = before  # `disk.written` before and after the change
         self.after = after
 
 
-Item = Entry | Snapshot  # at a snapshot the journal continues in a new file
-Done = list[tuple[Entry, str]]  # with "" or the reason of the failure
+Item = Entry | Snapshot  # at a snapshot, the journal continues in a new file
+Done = list[tuple[Entry, str]]  # entries with "" (written) or the reason of the failure
 
 
 class JournalWriter:
@@ -55,12 +56,12 @@ class JournalWriter:
     ) -> None:
         self.pending_bytes = 0  # queued, or being written
         self._backlog_bytes_max = backlog_bytes_max
-        self._sealed_bytes = sealed_bytes  # of complete journals that have not moved
-        self._leaving: int | None = None  # of these, bytes of the move under way; None: no move
+        self._sealed_bytes = sealed_bytes  # size of complete journals that have not moved
+        self._leaving: int | None = None  # part of it that is being moved; None: no move
         self._file = file
         self._wake = wake
         self._on_rotated = on_rotated  # called with the new file's number, or the error
-        self._work = threading.Condition()  # guards what follows, and `pending_bytes`
+        self._work = threading.Condition()  # guards the fields below and `pending_bytes`
         self._queue: list[Item] = []
         self._done: Done = []
         self._failed = False
@@ -86,8 +87,12 @@ class JournalWriter:
             self._work.notify()
 
     def take(self) -> tuple[Done, list[Snapshot], bool]:
-        """Results of entries in order; snapshots that were dropped; whether a write failed. After
-        a failure everything behind it has failed, too, and the writer waits for `resume`."""
+        """Returns the results of entries in order, the snapshots that were dropped, and whether a
+        write has failed.
+
+        After a failed write, all queued entries have failed, too, queued snapshots are dropped, and
+        the writer waits for `resume`.
+        """
         with self._work:
             done, self._done = self._done, []
             dropped: list[Snapshot] = []
@@ -100,7 +105,7 @@ class JournalWriter:
             return done, dropped, self._failed
 
     def relieve(self, moved: bool) -> None:
-        """Called when the move that began at the last snapshot has ended; `moved`: successfully."""
+        """To be called when the move of the last snapshot has ended. `moved`: it succeeded."""
         with self._work:
             if moved and self._leaving is not None:
                 self._sealed_bytes -= self._leaving
@@ -108,6 +113,7 @@ class JournalWriter:
             self._work.notify()
 
     def resume(self) -> None:
+        """Continue to write after a failure, once its changes in memory are undone."""
         with self._work:
             self._failed = False
             self._work.notify()
@@ -130,12 +136,12 @@ class JournalWriter:
                 while not self._closing and (self._failed or not self._queue or self._behind):
                     self._work.wait()
                 if self._failed or not self._queue:
-                    return  # closing; and what is queued behind a failure has failed, too
+                    return  # closing; entries queued after a failed write have failed, too
                 group, self._queue = self._queue, []
                 nbytes = self.pending_bytes
             try:
                 done = self._commit(group)
-            except Exception as bug:  # of ours; every entry needs an answer all the same
+            except Exception as bug:  # a bug in this code: every entry still needs an answer
                 log.exception("%s: nothing more is written", self._file.folder.path)
                 self._file.give_up(OSError(errno.EIO, repr(bug)))
                 done = [(item, "io") for item in group if type(item) is Entry]
@@ -151,6 +157,7 @@ class JournalWriter:
 
     @property
     def _behind(self) -> bool:
+        """Whether writing has to wait for the move under way."""
         return self._leaving is not None and self.backlog_bytes > self._backlog_bytes_max
 
     @property
@@ -181,7 +188,7 @@ class JournalWriter:
             if problem is not None:
                 reason = "full" if problem.errno in FULL else "io"
             self._file.sync()
-        except OSError:  # the sync failed: what is on disk is not known
+        except OSError:  # the sync failed: it is not known what is on disk
             whole, reason = 0, "io"
         out: Done = []
         for entry in entries:
@@ -194,7 +201,7 @@ class JournalWriter:
         if not failed:
             try:
                 size = 0
-                if self._file.has_effects:  # else this one begins at the snapshot, too
+                if self._file.has_effects:  # otherwise the current file can serve as the new one
                     size = self._file.rotate()
                 new = self._file.number
                 with self._work:

@@ -1,12 +1,14 @@
-"""The manifest: what a store holds apart from its journal, in one small file, replaced as a whole.
+"""The manifest: a small file that lists the segments of each log and contains the states.
 
-It describes the state at one place in the order of effects: the beginning of journal `journal`.
-Opening a store reads the manifest and replays that journal and those after it.
+The manifest describes the content of a store at the moment when the journal number `journal` began.
+Opening a store reads the manifest and then replays this journal and all later ones. A new manifest
+replaces the old one as a whole.
 
     16 bytes    magic, CRC-32 of the magic and the body, length of the body
     body        MessagePack of `Manifest`
 
-A log's pieces are its extents and its holes (positions that cannot be read), by their positions.
+A log consists of extents (consecutive batches in a segment) and holes (positions that cannot be
+read), which together cover its positions.
 """
 
 import os
@@ -28,9 +30,9 @@ __all__ = ["Extents", "Holes", "Manifest", "UncertainError", "read_manifest", "w
 _HEAD: Final = struct.Struct("<4sIQ")
 _MAGIC: Final = b"SCM\xf1"
 
-# segment, run in it, lo, hi, nbytes, time_max
+# Segment, index of the run in the segment, lo, hi, nbytes, time_max
 Extents = list[tuple[int, int, int, int, int, int]]
-# lo, hi, why it cannot be read
+# lo, hi, the reason why it cannot be read
 Holes = list[tuple[int, int, str]]
 
 
@@ -48,8 +50,11 @@ _decoder: Final = msgspec.msgpack.Decoder(Manifest)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest; an empty one if there is no such file. Raises Damaged if its content is
-    invalid, StorageError if it is of a later version or the file cannot be read."""
+    """Read the manifest; without a file, return an empty manifest.
+
+    Raises Damaged if the content is invalid, StorageError if it was written by a later version or
+    the file cannot be read.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -76,8 +81,8 @@ def _crc(body: bytes) -> int:
 def write_manifest(folder: Folder, manifest: Manifest) -> None:
     """Replace the old manifest, or raise OSError.
 
-    If only the last step, the sync of the directory, fails, it is not known which of the two a
-    crash would leave: this raises `UncertainError`.
+    The last step is the sync of the directory. If only this step fails, it is not known whether
+    the old or the new manifest would be on disk after a crash: this raises `UncertainError`.
     """
     body = msgspec.msgpack.encode(manifest)
     beside = folder.path / "manifest.new"

@@ -1,20 +1,25 @@
 """The disk of a simulated node: logs and small states, and the effect of crashes on them.
 
-A `MemoryDisk` shows a machine everything written so far (`core.types.Disk`). For changes that are
-not synced yet it keeps a list of undo records, oldest first: one per batch appended, per truncate,
-per compaction and per saved state. `sync` drops them; `crash` undoes all changes after a random
-prefix. So a crash may tear an append of several batches, but never keeps a later write without the
-earlier ones, and never undoes a synced one.
+A `MemoryDisk` is what a machine can read of its disk (`core.types.Disk`): everything written so
+far. A real node uses the subclass `SegmentDisk`. The driver performs the writes and decides when to
+sync; nothing here uses a clock.
 
-A log is a list of *pieces*. Here every piece is a batch; a `SegmentDisk` also has pieces that stand
-for many batches in a file.
+**Crashes.** For changes that are not synced yet, the disk keeps a list of undo records, oldest
+first: one for each appended batch, truncate, compaction and saved state. `sync` drops these
+records. `crash` keeps a random number of the oldest unsynced changes and undoes all others. So a
+crash may tear an append of several batches. It never keeps a write without the earlier ones, and
+never undoes a synced write.
 
-A compaction is registered first (`ask`) and shown later (`show`), with its answer. It is dropped if
-a truncate or an undone write changes its range in between.
+**Pieces.** A log is a list of *pieces*. In a MemoryDisk a piece is a batch or a hole (positions
+that cannot be read). A SegmentDisk also has extents, which stand for many batches in a file.
 
-When the disk does not show what a write asked for, because the write was refused or undone, this is
-noted for the recorder (`take_notes`); the recorder is called before a compaction hides it
-(`watcher`). The driver decides when to sync; nothing here uses a clock.
+**Compactions** remove void (obsolete) events from a range of a log. A compaction is registered
+first (`ask`) and changes the log later (`show`), when the driver gives its answer to the machine.
+It is dropped if a truncate or an undone write changes its range in between.
+
+**Recordings.** A refused or undone write leaves the disk different from what the machine's effects
+say. The recorder of a node needs to know such differences and fetches them with `take_notes`. It
+sets `watcher`, which is called before a compaction makes a difference invisible.
 """
 
 from bisect import bisect_left, bisect_right
@@ -69,7 +74,7 @@ class Log:
         self.starts: list[int] = []
         self.pieces: list[Any] = []
         self.end = 1
-        self.scope = 0  # of the layer that it belongs to (`core.compose`); 0: not known
+        self.scope = 0  # number of the layer that the log belongs to (`core.compose`); 0: not known
 
     def replace(self, first: int, last: int, pieces: Sequence[Any]) -> list[Any]:
         """Replace the pieces with indices [first, last) by `pieces`; returns the old ones."""
@@ -80,9 +85,10 @@ class Log:
         return old
 
 
-# Undo records. The record of a log change restores `old` at the positions [lo, hi); these are
-# positions and not indices because pieces may be joined meanwhile. The record of a state change
-# restores the old data under its name (None: there was no state).
+# Undo records. The record of a log change is (log, lo, hi, old): undoing it restores the pieces
+# `old` at the positions [lo, hi). Indices would not do, because pieces may be joined meanwhile. The
+# record of a state change is (name, data): undoing it restores the old data (None: there was no
+# state).
 _LogUndo = tuple[Log, int, int, Sequence[Any]]
 _StateUndo = tuple[str, bytes | None]
 
@@ -93,16 +99,18 @@ class MemoryDisk:
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
         self.nbytes = 0
-        self.failing = ""  # "" | "full" | "io"
+        self.failing = ""  # "full" or "io": writes fail for this reason; "": they succeed
         self._logs: dict[LogId, Log] = {}
         self._states: dict[str, bytes] = {}
         self._unsynced: list[_LogUndo | _StateUndo] = []
-        self._forgotten = 0  # undo records synced away so far
+        self._forgotten = 0  # number of undo records dropped by `sync` so far
         self._asked: list[Compact] = []  # compactions not shown yet
         self._holed = False  # whether logs may have holes
-        self._odd_logs: dict[LogId, int] = {}  # the position from which a log differs from effects
-        self._odd_states: dict[str, None] = {}  # states that differ from effects
-        self.watcher: Callable[[], None] | None = None  # takes notes before a compaction is shown
+        # What differs from the effects of the machine since the last `take_notes`: logs, with the
+        # first position that differs, and states.
+        self._odd_logs: dict[LogId, int] = {}
+        self._odd_states: dict[str, None] = {}
+        self.watcher: Callable[[], None] | None = None  # called before a compaction is shown
 
     # ------------------------------------------------------------ what machines read
 
@@ -208,14 +216,14 @@ class MemoryDisk:
         self.nbytes += nbytes
 
     def skip(self, log: LogId, hi: int, why: str) -> None:
-        """Append a hole up to `hi`: the log has had these positions, but they cannot be read."""
+        """Append a hole up to `hi`: the log had these positions, but they cannot be read."""
         found = self._log(log)
         if hi > found.end:
             self._replace(found, len(found.pieces), len(found.pieces), [Hole(found.end, hi, why)])
             self._holed = True
 
     def damage(self, log: LogId, lo: int, hi: int, why: str) -> None:
-        """Make a hole of the positions of [lo, hi) that the log holds."""
+        """Replace the positions of [lo, hi) that the log holds by a hole."""
         lo, hi = max(lo, 1), min(hi, self.end(log))
         if lo < hi:
             self.splice(log, lo, hi, [Hole(lo, hi, why)])
@@ -291,7 +299,8 @@ class MemoryDisk:
         self._asked = [effect for effect in self._asked if effect.token is not token]
 
     def show(self, token: Token) -> bool:
-        """Do the compaction under `token` and return True, or return False if it was dropped."""
+        """Perform the compaction under `token` and return True; or return False if it was
+        dropped."""
         effect = self.wants(token)
         if effect is None:
             return False
@@ -302,7 +311,7 @@ class MemoryDisk:
         return True
 
     def splice(self, log: LogId, lo: int, hi: int, pieces: Sequence[Any]) -> None:
-        """Replace [lo, hi) by `pieces`. Old pieces that reach beyond keep their outer parts."""
+        """Replace [lo, hi) by `pieces`. The parts of old pieces outside this range are kept."""
         if self.odd and self.watcher is not None:
             self.watcher()
         found = self._log(log)
@@ -314,7 +323,7 @@ class MemoryDisk:
         self._replace(found, first, last, [*left, *pieces, *right])
 
     def _drop_above(self, log: Log, lo: int) -> None:
-        """Positions from `lo` on have changed: drop compactions that include them."""
+        """Drop registered compactions that include positions from `lo` on, which have changed."""
         if self._asked:
             self._asked = [e for e in self._asked if e.log != log.name or e.hi <= lo]
 
@@ -389,12 +398,12 @@ class MemoryDisk:
 
     @property
     def odd(self) -> bool:
-        """Whether something differs from what effects asked for since the last `take_notes`."""
+        """Whether `take_notes` would return something."""
         return bool(self._odd_logs or self._odd_states)
 
     def take_notes(self) -> tuple[dict[LogId, int], list[str]]:
-        """Logs (with the first position) and states that differ from what effects asked for, since
-        the last call."""
+        """Logs (with the first position) and states that differ from what the machine's effects
+        say, because writes were refused or undone since the last call."""
         logs, self._odd_logs = self._odd_logs, {}
         states, self._odd_states = list(self._odd_states), {}
         return logs, states
@@ -408,11 +417,11 @@ class MemoryDisk:
         return found
 
     def _below(self, piece: Any, end: int) -> list[Any]:
-        """The part of `piece` below `end`, which lies inside it, as pieces."""
+        """The part of `piece` below `end` as pieces; `end` lies inside the piece."""
         return [piece.slice(piece.lo, end)]
 
     def _above(self, piece: Any, lo: int) -> list[Any]:
-        """The part of `piece` from `lo` on, which lies inside it, as pieces."""
+        """The part of `piece` from `lo` on as pieces; `lo` lies inside the piece."""
         return [piece.slice(lo, piece.hi)]
 
     def _make_room(self, nbytes: int) -> None:

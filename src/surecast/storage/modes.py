@@ -1,7 +1,8 @@
 """Permissions of files that hold events or secrets: readable by their owner, or also by a group.
 
-The umask can only remove permissions, so the functions here set the mode explicitly. File systems
-without modes, and files that belong to another user, are left as they are.
+The functions here set the mode explicitly, because the umask can only remove permissions, and
+because a file may exist with another mode. Errors are ignored: some file systems have no modes, and
+files of another user cannot be changed.
 """
 
 import os
@@ -28,7 +29,7 @@ GROUP_FOLDER: Final = 0o750
 
 
 def open_file(path: str | os.PathLike[str], flags: int, mode: int = FILE) -> int:
-    """`os.open`, which also gives `mode` to a file that existed with another one."""
+    """Like `os.open`, but a file that already exists gets the permissions `mode`, too."""
     file = os.open(path, flags, mode)
     with suppress(OSError):
         current = stat.S_IMODE(os.fstat(file).st_mode)
@@ -38,7 +39,7 @@ def open_file(path: str | os.PathLike[str], flags: int, mode: int = FILE) -> int
 
 
 def opener(path: str, flags: int) -> int:
-    """For `open(path, "wb", opener=opener)`."""
+    """The `opener` argument of `open`: the file gets mode 0600."""
     return open_file(path, flags)
 
 
@@ -51,7 +52,7 @@ def make_folder(path: Path, mode: int = FOLDER) -> None:
 
 
 def set_mode(path: Path, mode: int) -> None:
-    """Give a file or folder of ours these permissions; a setgid bit is kept."""
+    """Give a file or folder of this user these permissions; a setgid bit is kept."""
     with suppress(OSError):
         current = os.stat(path)
         if current.st_uid == os.geteuid() and current.st_mode & 0o777 != mode:

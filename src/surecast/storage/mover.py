@@ -1,19 +1,20 @@
 """Moves and compactions: the background work on a store's files.
 
-A **move** begins where a journal ends. It writes the batches of all logs that are still in memory
-at that point to a segment, one run per log, syncs the segment and writes a new manifest; then the
-journals before are not needed any more. A move writes one file, or a few, for any number of
-streams.
+A **move** begins when the journal continues in a new file. It writes the batches that are in memory
+at this point to a segment, one run (sequence of batches) per log, syncs the segment and writes a
+new manifest. After that, the older journals are not needed any more. A move writes one file, or a
+few, for any number of streams.
 
-A log that grows a little with every move would become many small extents. So a move also rewrites
-small neighbours (`plan.py`), and the rest of segments most of whose bytes no log refers to.
+A log that grows a little with every move would end up in many small extents. So a move also joins
+small adjacent extents, and rewrites the useful part of segments most of whose bytes no log refers
+to (`plan.py`).
 
-A **compaction** reads a range of a log, leaves out void positions, and returns the result: as
-batches if it is small, otherwise as extents of a new segment. The store shows it with its answer
-and records that in the journal.
+A **compaction** reads a range of a log and leaves out void (obsolete) events. Its result is a list
+of batches if it is small, otherwise an extent in a new segment. The store (segments.py) puts the
+result into the log and records it in the journal.
 
-A failed step leaves everything as it was: new files are removed, at the latest by the next opening.
-This runs in the store's second thread; nothing here changes what machines read.
+If a step fails, everything stays as it was; new files are removed, at the latest by the next
+opening. The code runs in the store's background thread and does not change what machines read.
 """
 
 import logging
@@ -45,13 +46,13 @@ _TAKEN_ALONG: Final = 4  # old bytes that a move may rewrite, in multiples of jo
 
 
 class Snapshot(NamedTuple):
-    """What a store holds at one place in the order of effects: the beginning of a journal."""
+    """The content of a store at the moment when a new journal file begins."""
 
     logs: dict[LogId, list[Any]]  # the pieces of logs that changed since the last move
     states: list[tuple[str, bytes]]
     incarnation: int
     held: list[Extent]  # extents that records of the journals before refer to
-    scopes: dict[LogId, int]  # of those of `logs` whose layer is known
+    scopes: dict[LogId, int]  # the layers that `logs` belong to, if known (`core.compose`)
 
 
 class Job(NamedTuple):
@@ -62,6 +63,8 @@ class Job(NamedTuple):
 
 
 class Mover:
+    """Performs moves and compactions, and knows which segments the manifest refers to."""
+
     def __init__(
         self,
         folder: Folder,
@@ -92,12 +95,12 @@ class Mover:
     def move(
         self, snapshot: Snapshot, journal: int, between_slices: BetweenSlices
     ) -> list[tuple[LogId, list[Group]]]:
-        """Write `snapshot`, at which `journal` begins, to segments and a new manifest. Returns the
-        new groups of each log."""
+        """Write `snapshot`, the content at the beginning of `journal`, to segments and a new
+        manifest. Returns the new groups of each log."""
         self.scopes.update(snapshot.scopes)
         try:
             written = self._write(self._plan(snapshot, thrifty=True), between_slices)
-        except StorageError as problem:  # an old extent that it would rewrite cannot be read
+        except StorageError as problem:  # an old extent that should be rewritten cannot be read
             log.error("%s; it is not rewritten", problem)
             written = self._write(self._plan(snapshot, thrifty=False), between_slices)
         after = {name: pieces for name, pieces in self._logs.items() if name not in snapshot.logs}
@@ -105,7 +108,7 @@ class Mover:
         try:
             self._replace_manifest(after, snapshot, journal)
         except UncertainError:
-            raise  # after a crash the new manifest may be on disk, which needs its segments
+            raise  # keep the segments: the new manifest, which needs them, may be on disk
         except OSError:
             new = [g.extent.segment.number for gs in written.values() for g in gs if g.is_new]
             self.remove(list(dict.fromkeys(new)))
@@ -142,7 +145,8 @@ class Mover:
                     logs[name] = list(self._logs[name])
         groups: dict[LogId, list[Group]] = {}
         for name, pieces in sorted(logs.items()):
-            # Streams that grow alike would all be joined in one move: some wait for the next one.
+            # Streams that grow at the same rate would all be joined by the same move. The limit
+            # on rewritten bytes leaves some of them to the next move.
             groups[name] = groups_of(pieces, worn, config.run_bytes_min if left > 0 else 0)
             left -= sum(group.old_bytes for group in groups[name])
         return groups
@@ -214,7 +218,8 @@ class Mover:
     # ------------------------------------------------------------ compactions
 
     def compact(self, job: Job, between_slices: BetweenSlices) -> list[Any]:
-        """Returns the pieces that replace the range. Raises OSError or StorageError."""
+        """Returns the pieces that replace the range of the compaction. Raises OSError or
+        StorageError."""
         effect = job.effect
         batches = _read_slowly(job.pieces, effect.lo, effect.hi, between_slices)
         made = compacted(batches, effect.voids, effect.rows_max)
@@ -226,8 +231,8 @@ class Mover:
         return list(extents)
 
     def copy(self, batches: Iterable[tuple[LogId, Batch]]) -> list[tuple[LogId, Extent]]:
-        """Write batches to new segments and sync these. Batches of a log that follow each other are
-        one run; returns the log and extent of each run."""
+        """Write batches to new segments and sync these. Consecutive batches of a log become one
+        run. Returns the log and extent of each run."""
         with _Segments(self, lambda: None) as segments:
             runs = groupby(_numbered(batches), lambda item: item[:2])
             made = [(n, segments.write(n, (item[2] for item in items))) for (_, n), items in runs]
@@ -259,7 +264,7 @@ class Mover:
 def _numbered(
     batches: Iterable[tuple[LogId, Batch]],
 ) -> Iterator[tuple[int, LogId, Batch]]:
-    """The batches with a number that changes where batches of a log do not follow each other."""
+    """Number the batches so that consecutive batches of one log have the same number."""
     number, last, end = 0, b"", 0
     for name, batch in batches:
         number += name != last or batch.lo != end
@@ -288,7 +293,8 @@ def _read_slowly(pieces: list[Any], lo: int, hi: int, between_slices: BetweenSli
 
 
 class _Segments:
-    """Writes segments one after the other; removes all of them if an error leaves the block."""
+    """A context manager that writes segments one after the other, and removes all of them if its
+    block ends with an error."""
 
     def __init__(self, mover: Mover, between_slices: BetweenSlices) -> None:
         self._mover = mover
@@ -306,7 +312,7 @@ class _Segments:
             self._mover.remove(self._numbers)
 
     def write(self, name: LogId, pieces: Iterable[Any]) -> Extent:
-        """Write the batches of pieces that follow each other as one run; returns its extent."""
+        """Write the batches of consecutive pieces as one run; returns its extent."""
         writer = self._open()
         run = writer.begin(name, self._mover.scopes.get(name, 0))
         lo = hi = 0

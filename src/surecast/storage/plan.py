@@ -1,12 +1,18 @@
-"""What a move writes: which pieces of a log become one run, and which stay where they are.
+"""Plans which batches of a log a move writes to a new segment; used by mover.py.
 
-Batches in memory are always written. Extents stay, unless
+A *move* brings the batches of the journal, which are still in memory, to a segment. A log consists
+of *pieces*: batches in memory, *extents* (consecutive batches in a segment) and *holes* (positions
+that cannot be read). The plan divides the pieces of a log into groups. Each group becomes, or
+already is, one extent.
 
-- they lie in a segment most of whose bytes no log refers to: the rest is rewritten, so that its
-  file can be removed;
-- a log has many small extents in a row: eight of about the same size, and smaller ones between
-  them, become one of the next size, up to `run_bytes_min`. So each byte is rewritten only a few
-  times, and even a long log has few extents for its size.
+Batches in memory are always written. An extent stays where it is, with two exceptions:
+
+- Most bytes of its segment are not needed by any log. Then the extents that are still needed are
+  written again, so that the segment's file can be removed.
+- The log has many small extents in a row. Eight extents of about the same size, and smaller ones
+  between them, are joined to an extent of the next size class, up to `run_bytes_min`. Size classes
+  differ by a factor of eight. So each byte is rewritten only a few times, and the number of extents
+  stays small compared with the size of the log.
 
 Holes stay as they are; nothing is joined across a hole.
 """
@@ -21,16 +27,16 @@ from surecast.storage.memory import Hole
 
 __all__ = ["Group", "count", "groups_of", "worn_out"]
 
-_FAN_IN: Final = 8  # extents of a size that become one of the next
+_FAN_IN: Final = 8  # extents of one size class that are joined to an extent of the next class
 _SIZE_MIN: Final = 1 << 10
-_LIVE_SHARE_MIN: Final = 0.5  # of a segment's bytes; below it, the rest is rewritten
+_LIVE_SHARE_MIN: Final = 0.5  # if a smaller share of a segment is needed, it is rewritten
 
 
 class Group(NamedTuple):
     """Pieces that are, or will be, one extent."""
 
     pieces: tuple[Any, ...]
-    extent: Any  # None until it is written; for a hole, that hole
+    extent: Any  # the extent; None until it is written. For a hole, the hole itself
 
     @property
     def is_new(self) -> bool:
@@ -67,7 +73,7 @@ def _groups_of(pieces: Sequence[Any], worn: Iterable[int], run_bytes_min: int) -
         stays = len(item) == 1 and type(item[0]) is Extent and item[0].segment.number not in worn
         if stays:
             groups.append(Group(item, item[0]))
-        elif groups and groups[-1].extent is None:  # what is written anyway is written as one
+        elif groups and groups[-1].extent is None:  # neighbours that are written become one extent
             groups[-1] = Group(groups[-1].pieces + item, None)
         else:
             groups.append(Group(item, None))
@@ -75,7 +81,7 @@ def _groups_of(pieces: Sequence[Any], worn: Iterable[int], run_bytes_min: int) -
 
 
 def _joined(items: list[tuple[Any, ...]], run_bytes_min: int) -> list[tuple[Any, ...]]:
-    """Join eight or more items of a size in a row into one item, beginning with small sizes."""
+    """Join eight or more items in a row of one size class, beginning with the smallest class."""
     least, size = 0, _SIZE_MIN
     while size <= run_bytes_min:
         out: list[tuple[Any, ...]] = []
@@ -103,7 +109,11 @@ def count(live: dict[int, int], pieces: Sequence[Any], sign: int) -> None:
 
 
 def worn_out(sizes: Mapping[int, int], live: Mapping[int, int], budget: int) -> dict[int, None]:
-    """Segments most of whose bytes no log needs, emptiest first; at most `budget` live bytes."""
+    """Segments most of whose bytes no log needs, emptiest first.
+
+    `sizes` and `live` are the bytes of each segment's file and the part that logs refer to. The
+    live bytes of the result, which have to be rewritten, are at most `budget` in total.
+    """
     worn: dict[int, None] = {}
     for number in sorted(live, key=lambda n: live[n] / max(sizes[n], 1)):
         if live[number] < _LIVE_SHARE_MIN * sizes[number] and live[number] <= budget:

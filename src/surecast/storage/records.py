@@ -1,17 +1,19 @@
-"""The records of a journal, bytes to effects and back.
+"""The records of a journal: converts storage effects to bytes and bytes back to effects.
 
-A record is a 64-byte head and a payload, padded to a multiple of 8. Batches are stored as their
-wire frames, which carry checksums of their own; so the head's checksum covers the head, and its
-`payload_crc` only what is not a frame. docs/storage.md has the layout.
+A record consists of a 64-byte head and a payload, padded to a multiple of 8. The head's own
+checksum covers the head. A payload of batches consists of their frames, as on the wire, which have
+their own checksums. For any other payload, the head has the checksum `payload_crc`. docs/storage.md
+has the layout.
 
-A head identifies its journal and offset: `at` is its own offset, and its checksum is seeded with
-the journal's number. So bytes inside a payload, or of another file, are not taken for a record.
+A head identifies its place: the field `at` is the record's own offset, and the checksum of the head
+is seeded with the number of the journal. So bytes inside a payload, or of another file, are not
+mistaken for a record.
 
-`synced` distinguishes damage from a crash: it is the part of the file that was known to be on disk
-when the record was written. The mark (`journal_file.py`) holds the same outside the file. An
-invalid record below what the mark or a later record calls synced is damaged: reading continues
-after it (`DamagedRecord`). An invalid record above it is a torn, unsynced write of a crash: the
-journal is cut off there.
+The field `synced` helps to distinguish damage from the effect of a crash. It states how many bytes
+of the file were known to be on disk when the record was written. The mark (`journal_file.py`)
+states the same outside the file. If an invalid record is below such a number, it was once on disk,
+so it is damaged: reading continues after it (`DamagedRecord`). Otherwise it is a torn write that
+was not synced before a crash: the journal is cut off there.
 """
 
 import struct
@@ -68,7 +70,8 @@ _EXTENTS: Final = msgspec.msgpack.Decoder(Extents)
 
 
 class Rewritten(NamedTuple):
-    """A compaction was shown: these batches replace those that covered their positions."""
+    """These batches replace those that covered their positions: the result of a compaction, or
+    the batches of a `Repair`."""
 
     log: LogId
     batches: tuple[Batch, ...]
@@ -92,7 +95,8 @@ class DamagedRecord(NamedTuple):
 
 
 class Record:
-    """A record for one effect. The head is encoded by the writer, which knows what is synced."""
+    """A record for one effect. Its head is encoded when it is written, because only then it is
+    known how much of the journal is synced."""
 
     __slots__ = ("buffers", "count", "crc", "kind", "log", "nbytes", "scope")
 
@@ -165,12 +169,12 @@ def _plain(kind: int, payload: bytes, log: LogId = _NO_LOG) -> Record:
 
 
 def read_records(data: memoryview, journal: int, sure: int) -> Iterator[tuple[int, Any]]:
-    """Yield the end of each record of a journal's file, and the record: an effect, Rewritten,
-    Moved, (kind, number), or a DamagedRecord.
+    """Yield the end offset and the content of each record of a journal's file.
 
-    `sure` bytes of the file are known to have been on disk. Stops at the first invalid record above
-    them, if a crash explains it. Raises StorageError if the file is not a journal or is of a later
-    version. Batches are views into `data`.
+    The content is an effect, Rewritten, Moved, (kind, number), or a DamagedRecord. Batches are
+    views into `data`. `sure` bytes of the file are known to have been on disk. Behind these, the
+    first invalid record ends the iteration, unless a later record shows that it was on disk, too.
+    Raises StorageError if the file is not a journal or was written by a later version.
     """
     _check_opening(data, journal, sure)
     at = 0
@@ -188,8 +192,11 @@ def read_records(data: memoryview, journal: int, sure: int) -> Iterator[tuple[in
 
 
 def _check_opening(data: memoryview, journal: int, sure: int) -> None:
-    """Refuse a file that is not a journal or is of a later version. A journal whose first bytes
-    are damaged is accepted if it has other valid records or the mark names it."""
+    """Raise StorageError if the file is not a journal, or was written by a later version.
+
+    A file whose first bytes are wrong is accepted as a damaged journal if the rest of its first
+    head is valid, if it has other valid records, or if the mark names it.
+    """
     opening = bytes(data[: len(_MAGIC)])
     if opening == _MAGIC[: len(opening)] or not opening.strip(b"\0"):
         return
@@ -271,12 +278,13 @@ def _read_head(data: Buffer, at: int, journal: int) -> tuple[Any, ...]:
 
 
 def _damaged(data: memoryview, at: int, journal: int, why: str) -> tuple[int, DamagedRecord]:
-    """Where reading continues after a damaged record, and what can be read of it."""
+    """Returns where reading continues after a damaged record, and its readable content."""
     start = at + HEAD_SIZE
     try:
         kind, _, _, _, nbytes, _, _, log = _read_head(data, at, journal)
     except PeerError:
-        # If it held frames, they begin where its payload does, and end where the next record is.
+        # The kind of the record is unknown. If its payload was frames, they begin after the head
+        # and end at the next record.
         kind, log, end = 0, _NO_LOG, _next_head(data, at + 8, journal)
         stop = end
     else:
@@ -298,7 +306,7 @@ def _next_head(data: memoryview, at: int, journal: int) -> int:
 
 
 def _synced_above(data: memoryview, at: int, journal: int) -> int:
-    """The first `synced` above `at` in a record above `at`; 0 if there is none."""
+    """The first field `synced` that is greater than `at`, in the records after `at`; 0 if none."""
     place = _next_head(data, at + 8, journal)
     while place < len(data):
         synced: int = _read_head(data, place, journal)[5]

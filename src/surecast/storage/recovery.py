@@ -1,13 +1,15 @@
 """Opening a store: reads the manifest, replays the journals, removes what a crash has left.
 
-All of the folder is read and checked first. Damage never prevents opening: readable positions are
-shown, unreadable ones are holes of their log. If the newest changes may be missing, the state
-`DAMAGE` says why.
+segments.py calls `recover`; inspect.py uses `Replay`, which reads without changing anything. The
+whole folder is read and verified first. Damage never prevents opening: readable positions can be
+read, and unreadable positions become holes of their log. If the newest changes may be missing, the
+state `DAMAGE` says why.
 
-If nothing is wrong, the last journal continues after its last whole record. If something is, the
-store is repaired at once, as by a move: the content of all journals goes to a segment, and a new
-manifest with the holes and the state `DAMAGE` is written. Until that is on disk nothing is cut,
-removed or claimed by the mark, so a crash during the repair leaves the folder as it was.
+If no damage was found, the last journal continues after its last whole record. Otherwise the store
+is repaired at once, in the same way as by a move (mover.py): the content of all journals is written
+to a segment, and a new manifest with the holes and the state `DAMAGE` replaces the old one. Until
+the new manifest is on disk, no file is cut or removed, and the mark (journal_file.py) is not
+written. So a crash during the repair leaves the folder as it was.
 """
 
 import logging
@@ -57,27 +59,29 @@ __all__ = ["Recovered", "Replay", "recover"]
 
 log = logging.getLogger("surecast.storage")
 
-_REASONS_MAX: Final = 20  # in the text of DAMAGE
-_LINES_MAX: Final = 20  # of the log, about damage
+_REASONS_MAX: Final = 20  # maximum number of reasons in the state DAMAGE
+_LINES_MAX: Final = 20  # maximum number of logged warnings about damage
 _PROGRESS_AFTER_S: Final = 2.0
 _PROGRESS_EVERY_S: Final = 30.0
 
 
 class Recovered(NamedTuple):
+    """The parts of a store that has been opened, for `SegmentStore`."""
+
     disk: SegmentDisk
     shelf: Shelf
     mover: Mover
-    file: JournalFile  # to continue in
-    incarnation: int  # of the run that begins
+    file: JournalFile  # the journal file that is continued
+    incarnation: int  # the number of the node's run that begins now
     held: list[Extent]  # extents that records of the journals refer to
-    cut_bytes: int  # of a torn tail
-    sealed_bytes: int  # of the journals before the last
+    cut_bytes: int  # size of the torn records that were cut off
+    sealed_bytes: int  # total size of all journals but the last
     damage: list[str]  # lines for the operator
 
 
 def recover(folder: Folder, config: StorageConfig) -> Recovered:
-    """Open the store in `folder`. Raises StorageError if a file cannot be read or written, or is of
-    a later version."""
+    """Open the store in `folder`. Raises StorageError if a file cannot be read or written, or was
+    written by a later version."""
     shelf = Shelf(folder, config.maps_max)
     replay = Replay(folder, shelf)
     mover = Mover(folder, shelf, config, replay.manifest)
@@ -136,8 +140,8 @@ def _begin_run(folder: Folder, replay: "Replay", config: StorageConfig) -> Journ
 
 
 def _repair(folder: Folder, replay: "Replay", mover: Mover) -> None:
-    """Write what was read to new files: the next opening finds the same content, and only the
-    damage that is recorded in the manifest."""
+    """Write the content that was read to new files. The next opening then finds the same content,
+    and no damage except what the new manifest records."""
     disk = replay.disk
     if replay.lost:
         disk.save(DAMAGE, "\n".join(replay.reasons()).encode())
@@ -154,7 +158,7 @@ def _repair(folder: Folder, replay: "Replay", mover: Mover) -> None:
 
 
 def _report(folder: Folder) -> Progress:
-    """A function that logs the progress of the check, if it takes long."""
+    """Returns a function that logs the progress of the check if the check takes long."""
     due = time.monotonic() + _PROGRESS_AFTER_S
 
     def report(done: int, total: int) -> None:
@@ -182,11 +186,11 @@ class Replay:
         self.mark: EndsMark | None = None
         self.manifest = Manifest()
         self.manifest_logs: dict[LogId, list[Any]] = {}
-        self.found: list[str] = []  # problems of files
-        self.lost: dict[str, None] = {}  # those that may have destroyed the newest changes
+        self.found: list[str] = []  # the problems of files
+        self.lost: dict[str, None] = {}  # those problems that may have destroyed the newest changes
         self.held: list[Extent] = []  # extents that records refer to
         self.cut_bytes = 0
-        self.records = 0  # in all journals
+        self.records = 0  # number of records in all journals
         self.ends: dict[int, int] = {}  # where the whole records of each journal end
         self.empty: list[int] = []  # journals after the last one with records
         self._folder = folder
@@ -198,7 +202,7 @@ class Replay:
         self._short: dict[LogId, str] = {}  # logs that may have had more positions: the reason
         self._why = "records are missing"  # the latest problem of the journals
         self._rebuild = False  # the manifest is lost
-        self._filling = False  # replayed records may be older than what the logs hold
+        self._filling = False  # replayed records may be older than the content of the logs
         self._read_mark()
         self._read_manifest()
         self.incarnation = self.manifest.incarnation
@@ -250,7 +254,7 @@ class Replay:
         return [*found, *(line for line, why in self._consequences() if why not in found)]
 
     def _consequences(self) -> Iterator[tuple[str, str]]:
-        """Lines about the logs, each with its reason."""
+        """Lines that say which positions or changes are lost, each with the reason."""
         for name in self.disk.logs():
             for hole in self.disk.hole_pieces(name):
                 yield f"log {name.hex()}: {hole.problem()}", hole.why
@@ -338,7 +342,8 @@ class Replay:
             if number != due:
                 self._missing(due, number)
             due = number + 1
-            # The content of a journal before a gap may have moved, and been changed since.
+            # The content of a journal before a gap may have moved to segments, and may have been
+            # changed there by records of the missing journals.
             self._filling = self._rebuild and number <= max(gaps, default=0)
             if number > max(written, first):
                 self.empty.append(number)
@@ -357,10 +362,10 @@ class Replay:
         self._lose(self._why)
 
     def _play(self, number: int, sealed: bool) -> None:
-        """Replay a journal. `sealed`: it has a successor, so all of it was on disk."""
+        """Replay a journal. `sealed`: the journal has a successor, so all of it was on disk."""
         path = self._folder.journal(number)
         try:
-            data = open_map(path)  # batches are copied out of it
+            data = open_map(path)  # batches are copied, so the map is not kept
         except OSError as problem:
             raise StorageError(f"cannot read {path}: {problem}") from problem
         claimed = self.mark.size if self.mark is not None and self.mark.journal == number else 0
@@ -411,7 +416,8 @@ class Replay:
         else:
             assert type(record) is Moved, record
             for row in record.extents:
-                # Unreadable parts of a compaction's result are skipped: the log keeps its batches.
+                # Unreadable parts of a compaction's result are skipped: there, the log keeps the
+                # batches from before the compaction.
                 pieces = self._salvage.pieces(record.log, row)
                 self.held += [piece for piece in pieces if type(piece) is Extent]
                 for piece in pieces:
@@ -464,7 +470,8 @@ class Replay:
         disk.append(name, batches)
 
     def _truncate(self, name: LogId, end: int) -> None:
-        """Replay a truncate. Above the log's end (after a failed append) it changes nothing."""
+        """Replay a truncate. Its position may be above the log's end, because an append before it
+        failed; then it changes nothing."""
         if end <= self.disk.end(name):
             self._short.pop(name, None)
         self._change(name, lambda: self.disk.truncate(name, end))
@@ -480,7 +487,7 @@ class Replay:
         self._change(name, lambda: self.disk.splice(name, lo, hi, pieces))
 
     def _fill(self, name: LogId, batch: Batch) -> None:
-        """Add a batch that may be outdated: only at positions for which there is no other."""
+        """Add a batch that may be outdated. It is used only for positions without other data."""
         self._reach(name, batch.hi)
         for lo, hi in self.disk.holes(name):
             lo, hi = max(lo, batch.lo), min(hi, batch.hi)
@@ -488,7 +495,7 @@ class Replay:
                 self._rewrite(name, [batch.slice(lo, hi)])
 
     def _reach(self, name: LogId, end: int) -> None:
-        """Extend the log to `end` with a hole, if it ends before."""
+        """Extend the log to `end` with a hole, if the log ends below it."""
         if end > self.disk.end(name):
             self._why = self._short.get(name, self._why)
             self._find(self._why)

@@ -1,16 +1,17 @@
-"""Reads what is left of damaged segments.
+"""Reads the intact parts of damaged segments, when a store is opened or inspected.
 
-The manifest and the journal list which positions of which log a segment holds (an extent's row).
-`pieces` turns a row into pieces: the extent itself if it is intact; otherwise its readable parts,
-and holes for the rest.
+The manifest and the journal have a *row* for each extent (part of a log in a segment): the segment,
+the run, and the positions. `Salvage.pieces` turns a row into pieces of the log: the extent itself
+if it is intact, otherwise its readable parts, and holes for the positions that cannot be read. The
+result depends on which part of the file is damaged:
 
-- A frame is damaged: its positions become a hole. The index locates the other frames.
-- An index is damaged: the frames of its run are read one after the other.
-- Header, directory or footer is damaged: all frames of the file are read one after the other.
-- The file is missing, or belongs to another segment: a hole.
+- A frame (an encoded batch): its positions become a hole. The index locates the other frames.
+- The index of a run: the frames of the run are read one after the other.
+- Header, directory or footer of the file: all frames of the file are read one after the other.
+- The file is missing, or belongs to another segment: all positions of the row become a hole.
 
-Batches that are found without an index are copied to a new segment, or, if the folder is only
-inspected, kept in memory. Nothing outside the row's log and positions is used.
+Batches that are found without an index are copied to a new segment; if the folder is only
+inspected, they are kept in memory. Only batches of the row's log and positions are used.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,13 +37,13 @@ Found = list[tuple[LogId, Any]]  # an extent or a batch each
 class Salvage:
     def __init__(self, shelf: Shelf) -> None:
         self.found: list[str] = []  # the problems, in the order they were found
-        self.mover: Mover | None = None  # copies batches without an index; None: write nothing
+        self.mover: Mover | None = None  # copies batches found without an index; None: no copies
         self._shelf = shelf
         self._folder = shelf.folder
         self._checks: dict[int, Checked] = {}
         self._copies: dict[tuple[int, int], dict[LogId, list[Any]]] = {}  # by segment and run
-        self._reported: dict[tuple[int, int], None] = {}  # segment, and run or offset
-        self.scopes: dict[LogId, int] = {}  # of logs, from the segments
+        self._reported: dict[tuple[int, int], None] = {}  # by segment and run, or offset
+        self.scopes: dict[LogId, int] = {}  # the scopes of logs, as found in the segments
 
     def batches(self) -> int:
         """The number of batches in all checked segments, from their directories."""
@@ -89,7 +90,7 @@ class Salvage:
     def _by_index(
         self, mapped: Mapped, run: Run, row: tuple[int, int, int, int, int, int]
     ) -> list[Any]:
-        """The pieces of a row whose run has damaged frames: the parts between these, and holes."""
+        """The pieces of a row whose run has damaged frames: extents between these, and holes."""
         number, place, lo, hi, _, time_max = row
         los, offsets, *_ = mapped.index(run, place)
         first, last = (int(i) for i in np.searchsorted(los, (lo, hi), "left"))
@@ -97,7 +98,7 @@ class Salvage:
         ends = [*offsets[first:last].tolist()]
         ends.append(int(offsets[last]) if last < run.batches else run.at + run.nbytes)
         pieces: list[Any] = []
-        begin = 0  # of the intact batches before the current one
+        begin = 0  # index of the first batch after the last damaged one
 
         def take(end: int) -> None:
             if begin < end:
@@ -144,7 +145,7 @@ class Salvage:
     # ------------------------------------------------------------ inside
 
     def force(self, numbers: Iterable[int]) -> None:
-        """Check those of these segments that have not been checked."""
+        """Check those of the segments `numbers` that have not been checked yet."""
         self.check([n for n in numbers if n not in self._checks], lambda done, total: None)
 
     def _checked(self, number: int) -> Checked:
@@ -172,7 +173,7 @@ class Salvage:
         for offset, frame in walk(view, at, end, closed=place >= 0):
             if isinstance(frame, Batch):
                 yield frame.stream_id if place < 0 else run.log, frame
-            elif frame.hi:  # else these bytes may not be a frame at all
+            elif frame.hi:  # 0: these bytes may not be a frame at all
                 self._report(number, offset, self._at(number, offset, frame.why))
 
     def _hole(self, number: int, lo: int, hi: int, why: str) -> Hole:

@@ -1,4 +1,8 @@
-"""What machines read of a segment store: logs of batches in memory and extents in segments."""
+"""What machines read of a segment store: logs of batches in memory and extents in segments.
+
+A log is a list of *pieces*: batches, extents (consecutive batches in a segment, extents.py), and
+holes (positions that cannot be read).
+"""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -10,14 +14,14 @@ from surecast.storage.memory import Hole, Log, MemoryDisk
 
 __all__ = ["SegmentDisk", "batches_of"]
 
-_PINS_RATIO: Final = 2  # a body may keep a buffer in memory that is this many times its size
+_PINS_RATIO: Final = 2  # a body may keep a buffer of up to this many times its size in memory
 
 
 class SegmentDisk(MemoryDisk):
     """A `MemoryDisk` most of whose batches are in segments, not in memory.
 
-    It shows the same batches as a MemoryDisk after the same changes: an extent that is cut inside a
-    batch leaves that batch's rest as a piece of its own.
+    After the same changes it shows the same batches as a MemoryDisk. So if a change cuts an extent
+    inside a batch, the remaining part of this batch becomes a piece of its own.
     """
 
     def __init__(self) -> None:
@@ -77,6 +81,7 @@ class SegmentDisk(MemoryDisk):
         return {log: scope for log in logs if (scope := self.scope_of(log))}
 
     def dirty_again(self, logs: Sequence[LogId]) -> None:
+        """Let the next `take_dirty` return these logs again, because their move has failed."""
         self._dirty.update(dict.fromkeys(logs))
 
     def pieces(self, log: LogId, lo: int, hi: int) -> list[Any]:
@@ -86,11 +91,10 @@ class SegmentDisk(MemoryDisk):
         return found.pieces[first:last]
 
     def moved(self, log: LogId, old: Sequence[Any], new: Extent) -> None:
-        """Replace the pieces `old`, which follow each other, by the parts of `new` with the same
-        content.
+        """Replace the consecutive pieces `old` by the extent `new`, which has the same content.
 
-        Pieces of `old` that the log no longer has are skipped. May be called for some of the pieces
-        at a time.
+        Pieces of `old` that the log no longer has are skipped: then only parts of `new` are used.
+        The caller may split a long list of pieces into several calls.
         """
         found = self._log(log)
         index = max(bisect_right(found.starts, new.lo) - 1, 0)
@@ -167,8 +171,11 @@ def _goes_on(piece: Any, new: Extent, lo: int) -> bool:
 def batches_of(
     pieces: Sequence[Any], lo: int, hi: int, nbytes_max: int = 1 << 62, first: int = 0
 ) -> list[Batch]:
-    """The batches of [lo, hi) in pieces that cover it, cut at its ends; stops after `nbytes_max`.
-    Stops at a hole, or raises its problem if that comes first."""
+    """The batches of [lo, hi), cut at lo and hi, from pieces that cover this range.
+
+    Stops after `nbytes_max` bytes, and before a hole. Raises `Unreadable` if the range begins with
+    a hole. `first` is the index of the piece to begin with.
+    """
     out: list[Batch] = []
     nbytes = 0
     for index in range(first, len(pieces)):
@@ -194,7 +201,8 @@ def batches_of(
 def own(batch: Batch) -> Batch:
     """The batch, with a copy of its body if the body is a small part of a large buffer.
 
-    A frame is a slice of a receive buffer; a small batch would keep the whole buffer in memory.
+    A received body is a view into a receive buffer. Without the copy, a small batch would keep the
+    whole buffer in memory.
     """
     body = batch.body
     if type(body) is not memoryview:

@@ -1,5 +1,6 @@
-"""The file of a segment: batches of several logs, followed by indices.
+"""The file of a segment, which holds batches of several logs, followed by indices.
 
+`SegmentWriter` writes such a file and is used by mover.py; `Mapped` reads it through a memory map.
 A *frame* is an encoded batch, with the same bytes as on the wire. A *run* is a sequence of batches
 of one log; its frames are adjacent in the file.
 
@@ -9,11 +10,11 @@ of one log; its frames are adjacent in the file.
     directory   72 bytes for each run: log, positions, where its frames and index are, CRCs, scope
     footer      32 bytes: where the directory is, CRCs, magic
 
-A segment is written once, synced, and never changed. It is read through a memory map; batches are
-views into it. Every byte is covered by a checksum. The checksum of a frame is verified at each read
-of the frame; that of an index when its run is first used; the others when the file is mapped. Each
-run also has one checksum over all its frames, with which `check.py` verifies a whole file in few
-calls. docs/storage.md has the layout byte by byte.
+A segment is written once, synced, and never changed. Batches that are read are views into the
+memory map. Every byte is covered by a checksum. The checksum of a frame is verified each time the
+frame is read, the checksum of an index when its run is first used, and all others when the file is
+mapped. Each run also has one checksum over all its frames, so that `check.py` can verify a whole
+file in few calls. docs/storage.md has the layout byte by byte.
 """
 
 import mmap
@@ -64,14 +65,14 @@ class Run(NamedTuple):
     at: int  # offset of its first frame
     nbytes: int  # size of its frames
     index_at: int  # offset of its index
-    batches: int
-    index_crc: int
-    crc: int  # of its frames
+    batches: int  # number of its batches
+    index_crc: int  # checksum of its index
+    crc: int  # checksum of its frames
     scope: int  # the layer that the log belongs to (`core.compose`); 0: not known
 
 
 class SegmentWriter:
-    """Writes one segment: `begin` a run, `add` its batches, and so on; then `finish`."""
+    """Writes one segment: `begin` and `add` for each run and its batches, at the end `finish`."""
 
     def __init__(
         self, path: Path, number: int, between_slices: Callable[[], None], mode: int = FILE
@@ -84,7 +85,7 @@ class SegmentWriter:
         self._waiting = self._batches = 0
         self._indices: list[tuple[array[int], ...]] = []
         self._current: tuple[LogId, int, int] | None = None
-        self._crc = 0  # of the current run's frames so far
+        self._crc = 0  # checksum of the frames of the current run so far
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = open_file(path, flags, mode)
         head = _HEADER.pack(_MAGIC, number, 0)[:-4]
@@ -176,7 +177,7 @@ class Mapped:
         self.size = len(self.view)
         self._check_header(number)
         self._directory_at, self.runs = self._read_footer()
-        self._checked = bytearray(self.runs)  # 1 for each run whose index was verified
+        self._checked = bytearray(self.runs)  # by run: 1 if the run's index was verified
 
     def run(self, number: int) -> Run:
         if not 0 <= number < self.runs:
@@ -211,7 +212,8 @@ class Mapped:
         return batch, size
 
     def problem(self, at: int, end: int, lo: int, hi: int) -> str | None:
-        """What is wrong with the batch of [lo, hi) at offsets [at, end); None if it is valid."""
+        """What is wrong with the batch at offsets [at, end), which should have the positions
+        [lo, hi); None if it is valid."""
         try:
             batch, size = self.batch(at, lo)
             if batch.hi != hi or at + size != end:
@@ -250,8 +252,8 @@ class Mapped:
 
 
 def open_map(path: Path) -> memoryview:
-    """The memory map of a file. All of it is read first: a bad sector then raises an error,
-    instead of a signal."""
+    """The memory map of a file. The whole file is read first, so that an unreadable sector raises
+    an error; through the map it would end the process with a signal."""
     with path.open("rb", buffering=0) as file:
         buffer = bytearray(_SLICE_BYTES)
         if not file.readinto(buffer):

@@ -1,20 +1,23 @@
 """The store of a real node: a journal for new batches, segments for older ones.
 
-Every storage effect becomes a record of the journal, in order; one thread writes all queued records
-and syncs once (`journal_writer.py`). What machines read changes at once. When the journal has grown
-to `journal_bytes_max` it continues in a new file, and a second thread moves the batches of the old
-one to a segment (`mover.py`); from then on they are read through a memory map. In memory are the
-batches of the journal, the small states, and the locations of all other batches.
+**Writing.** Machines see the change of a storage effect at once. The effect becomes a record of the
+journal; one thread writes all queued records in order and syncs once (`journal_writer.py`).
 
-**Crashes and damage.** Opening a store checks all of it, reads the manifest and replays the
+**Moving.** When the journal has grown to `journal_bytes_max`, it continues in a new file. A second
+thread then moves the batches of the old file to a segment (`mover.py`). From then on these batches
+are read through a memory map. So memory holds only the batches of the journal, the small states,
+and the locations of all other batches.
+
+**Crashes and damage.** Opening a store verifies all files, reads the manifest and replays the
 journals (`recovery.py`). The last unsynced writes may be torn; the journal is cut after its last
-whole record. Damaged positions become a hole of their log, or the state `DAMAGE` says what may be
-missing.
+whole record. Positions that cannot be read become a hole of their log. If the newest changes may be
+missing, the state `DAMAGE` says why.
 
-**Failures.** If a record cannot be written, it fails together with everything after it: the changes
-in memory are undone, and the answers are failures. Once there is room again, writes succeed again.
-A truncate has no answer and so cannot fail: it is kept, and written before the next record. A
-failed move or compaction leaves everything as it was; a move is tried again later.
+**Failures.** If a record cannot be written, it fails together with all records after it: the
+changes in memory are undone, and the answers are failures. Once the disk has room again, writes
+succeed again. A truncate has no answer, so its failure cannot be reported: the truncate stays in
+effect in memory and is written before the next record. A failed move or compaction leaves
+everything as it was; a move is tried again later.
 """
 
 import logging
@@ -45,13 +48,13 @@ log = logging.getLogger("surecast.storage")
 
 _TIDY: Final = "tidy"
 _PIECES_AT_ONCE: Final = 2000  # released from memory per turn of the loop: about a millisecond
-_PIECES_A_GROUP: Final = 4  # the cost of a group in pieces, in addition to its pieces
-_RETRY_S: Final = 1.0  # between moves that are tried because memory is full
-# Pause between slices of work. A thread that only releases the interpreter's lock gets it back
-# before a waiting thread is awake; a thread that sleeps does not.
+_PIECES_A_GROUP: Final = 4  # the fixed cost of a group, as a number of pieces
+_RETRY_S: Final = 1.0  # between attempts to move because memory is full
+# Pause between slices of work. Releasing the interpreter's lock alone is not enough: this thread
+# would take it again before the waiting thread is awake. Sleeping gives the other thread time.
 _PAUSE_S: Final = 0.0001
 
-Work = Callable[[Callable[[], None]], Any]  # gets `between_slices`, to be called between slices
+Work = Callable[[Callable[[], None]], Any]  # its argument is to be called between slices
 
 
 class SegmentStore:
@@ -77,22 +80,22 @@ class SegmentStore:
             raise
         self.disk = recovered.disk
         self.incarnation = recovered.incarnation
-        self.cut_bytes = recovered.cut_bytes  # of a torn tail, when opened
-        self.damage = recovered.damage  # found when it was opened; lines for the operator
+        self.cut_bytes = recovered.cut_bytes  # size of the torn records cut off by the opening
+        self.damage = recovered.damage  # what the opening found; lines for the operator
         self._shelf = recovered.shelf
         self._mover = recovered.mover
         self._held = recovered.held  # extents that records of the journals refer to
         self._wake: Callable[[], None] = lambda: None
-        self._owed: list[Truncate] = []  # of failed writes: to be written with the next one
+        self._owed: list[Truncate] = []  # could not be written; written before the next record
         self._moving = False
-        self._retry_at = 0.0  # when a move may be tried again only because memory is full
-        self._moved: deque[tuple[LogId, Group]] = deque()  # in segments, and still in memory
-        self._released = 0  # pieces of the first of them that are not in memory any more
+        self._retry_at = 0.0  # not before this time, a full memory starts another move
+        self._moved: deque[tuple[LogId, Group]] = deque()  # already in segments, still in memory
+        self._released = 0  # pieces of the first group of `_moved` that left memory
         self._dead_bytes = 0  # unused bytes of segments, from compactions since the last move
         self._waiting: deque[Compact] = deque()  # one compaction at a time
         self._job: Job | None = None
-        self._ready: tuple[Any, list[Any]] | None = None  # its token and result, not shown yet
-        self._answers: list[Any] = []  # of compactions, for the next `collect`
+        self._ready: tuple[Any, list[Any]] | None = None  # token, result of a finished compaction
+        self._answers: list[Any] = []  # answers to compactions, for the next `collect`
         self._closed = False
         self._background = _Background(self._on_results)
         self._journal = JournalWriter(
@@ -142,7 +145,7 @@ class SegmentStore:
         record = record_of(effect, self._limits)
         over = self._is_over(record.size)
         if over and not self._moving and time.monotonic() >= self._retry_at:
-            self._move()  # the last move failed, and refused writes do not start another one
+            self._move()  # the last move failed; `_put` starts none while writes are refused
         before = disk.written
         disk.failing = "full" if over else ""
         answer = apply(disk, effect)
@@ -153,7 +156,8 @@ class SegmentStore:
         """Whether `nbytes` more would exceed the bounds of the queue or of memory."""
         if self.pending_bytes + nbytes > self.config.queue_bytes_max:
             return True
-        # If moves fail nothing leaves memory; if one is under way the writer waits for it.
+        # While a move is under way, the writer waits for it from `backlog_bytes_max` on. Twice
+        # this size is reached if moves fail: then no batches leave memory.
         return self._journal.backlog_bytes + nbytes > 2 * self.config.backlog_bytes_max
 
     def _put(self, entry: Entry) -> None:
@@ -186,6 +190,7 @@ class SegmentStore:
         return answers + compactions
 
     def _set_back(self, entries: list[Entry]) -> None:
+        """Undo the changes of failed entries in memory, except truncates: these stay in effect."""
         self.disk.rollback(entries[0].before)
         for entry in entries:
             if type(entry.effect) is Truncate:
@@ -201,7 +206,7 @@ class SegmentStore:
         self._tidy_if_due(what)
 
     def _tidy_if_due(self, after: Any) -> None:
-        """Have unused segment files removed, if there are any."""
+        """Let the background thread remove unused segment files, if there are any."""
         if self._shelf.gone and after is not _TIDY:
             self._background.put(_TIDY, lambda _: self._mover.tidy())
 
@@ -235,7 +240,8 @@ class SegmentStore:
         self._release()
 
     def _release(self) -> None:
-        """Replace moved batches in memory by extents, some pieces at a time: there may be many."""
+        """Replace moved batches in memory by extents. A call handles a limited number of pieces,
+        because a longer one would block the event loop; `_wake` leads to the next call."""
         budget = _PIECES_AT_ONCE
         while self._moved and budget > 0:
             name, group = self._moved[0]
@@ -256,6 +262,7 @@ class SegmentStore:
             self._move()
 
     def _not_moved(self, snapshot: Snapshot) -> None:
+        """Handle a failed move: its logs and extents belong to the next move."""
         self._moving = False
         self._retry_at = time.monotonic() + _RETRY_S
         self._journal.relieve(moved=False)
@@ -310,7 +317,7 @@ class SegmentStore:
         assert token is given.token, given
         self._ready = None
         effect = self.disk.wants(token)
-        if effect is not None:  # else a truncate came between
+        if effect is not None:  # None: a truncate has dropped the compaction meanwhile
             self.disk.drop(token)
             self._splice(effect, pieces)
         self._compact_next()
@@ -330,7 +337,7 @@ class SegmentStore:
             record = rewritten_record(name, pieces)
         self._put(Entry(None, record, None, before, disk.written))
         if not self._moving and self._dead_bytes > self.config.journal_bytes_max:
-            self._move()  # it rewrites segments with much unused space, so that files can go
+            self._move()  # a move also rewrites mostly unused segments: their files are removed
 
 
 def _answers(done: Done) -> list[Any]:
@@ -349,11 +356,14 @@ class _Closing(Exception):
 
 
 class _Background:
-    """The thread for moves and compactions: one job at a time, with pauses for other threads."""
+    """The background thread of a store, which runs moves and compactions (mover.py) one at a time.
+
+    A job pauses after each slice of its work, so that the event loop's thread is not delayed.
+    """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._work = threading.Condition()  # guards what follows
+        self._work = threading.Condition()  # guards `_jobs`, `_results` and `_closing`
         self._jobs: deque[tuple[Any, Work]] = deque()
         self._results: list[tuple[Any, Any]] = []
         self._closing = False
@@ -402,7 +412,8 @@ class _Background:
             except _Closing:
                 return
             except Exception as problem:
-                # These would keep references to pieces, and so segments in use.
+                # The traceback and the causes would keep references to pieces, and so keep
+                # segments in use.
                 problem.__cause__ = problem.__context__ = None
                 result = problem.with_traceback(None)
             del work  # it refers to pieces, too

@@ -1,10 +1,13 @@
 """The interface between a driver and its store, and the store that is only memory.
 
-Machines read a `Store` through `disk`. `perform` takes one storage effect and returns at once;
-`collect` returns its answer some time after the store has called `wake` (from any thread). Answers
-come in the order of the effects, except those of compactions, which run in the background. The
-driver calls `show` with each `Compacted` just before it steps the machine with it: this changes the
-log.
+A driver (the simulator or the asyncio runtime) runs a machine and performs the storage effects
+that the machine returns, such as `Append`. It passes each effect to `Store.perform`, which returns
+at once. When effects are complete, the store calls `wake` (from any thread), and the driver fetches
+their answers with `collect`. Answers have the order of the effects, except those of compactions,
+which run in the background. Machines read the stored data through `disk`.
+
+A compaction changes the log at a defined moment: when the driver calls `show` with the answer
+`Compacted`, just before it passes this answer to the machine.
 """
 
 from collections.abc import Callable
@@ -27,7 +30,9 @@ __all__ = ["MemoryStore", "Store", "apply", "failed", "timely"]
 
 
 class Store(Protocol):
-    incarnation: int  # of the node's current run
+    """What a driver needs of a store; see the module's docstring."""
+
+    incarnation: int  # the number of the node's current run
 
     @property
     def disk(self) -> MemoryDisk: ...
@@ -44,9 +49,11 @@ class Store(Protocol):
 
 
 def apply(disk: MemoryDisk, effect: Any) -> Any:
-    """Change `disk`. Returns the answer to give once the change is durable (None for a Truncate).
+    """Perform a storage effect on `disk`.
 
-    A compaction is only registered; its answer has to pass `timely`, and `show` does the change.
+    Returns the answer to give once the change is durable (None for a Truncate, which has no
+    answer). A compaction is only registered here: `show` performs it later, and its answer must go
+    through `timely` first.
     """
     try:
         if type(effect) is Append:
@@ -72,11 +79,12 @@ def apply(disk: MemoryDisk, effect: Any) -> Any:
 
 
 def failed(effect: Any, reason: str) -> StoreFailed | None:
+    """The answer to an effect that failed; None for a Truncate, which has no answer."""
     return StoreFailed(effect.token, reason) if type(effect) is not Truncate else None
 
 
 def timely(disk: MemoryDisk, answer: Any) -> Any:
-    """The answer, or StoreFailed for a compaction whose range was truncated meanwhile."""
+    """Return `answer`; or StoreFailed if its compaction was dropped because of a truncate."""
     if type(answer) is Compacted and disk.wants(answer.token) is None:
         return StoreFailed(answer.token, "truncated")
     return answer

@@ -2,17 +2,19 @@
 
     surecast pipeline archive "orders.>" --to s3a://lake/orders
 
-A streaming query with our source and Spark's file sink. Its checkpoint is kept beside the files
-(`_checkpoint`), so another run continues where the last one ended, also after a crash and also with
-another region. Files that a crashed run left are not part of the archive: read it with Spark, which
-keeps a list of the valid files (`_spark_metadata`), or with `read` here. If only one of the list
-and the checkpoint exists, Spark would skip batches that it assumes to be written, so the job
-refuses to start.
+The job is a streaming query that reads with Surecast's source and writes with Spark's file sink.
+Its checkpoint is stored beside the files (`_checkpoint`). So the next run continues where the last
+one ended, also after a crash and also with another region.
 
-Rows are those of the source, voids included: together they cover every position once. A void is
-archived if the position was void when the query read it; `compact` removes events that became void
-later. With failOnDataLoss=false lost ranges are archived too: as rows of kind `lost`, in the
-partition of unknown days.
+Spark keeps a list of the archive's valid files (`_spark_metadata`), because a crashed run may leave
+other files. So an archive must be read with Spark, or with `read` here. If only the list or only
+the checkpoint exists, Spark would skip batches that it assumes to be written, so the job refuses to
+start.
+
+The archive has the rows of the source with a row for each void range, so together they cover every
+position once. A position is archived as void if it was void when the query read it; `compact`
+removes events that became void later. With failOnDataLoss=false, lost ranges are archived as rows
+of kind `lost`, in the partition of unknown days.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def follow(
     once: bool = True,
     every: str = "10 seconds",
 ) -> StreamingQuery:
-    """Start to archive. With `once` the query ends after the events that exist now."""
+    """Start the query. With `once`, it ends after the events that exist now."""
     from pyspark.sql import functions as f
 
     if not to:
@@ -63,7 +65,7 @@ def follow(
 
 
 def _check_folder(spark: SparkSession, to: str) -> None:
-    """UsageError unless the folder is new or empty, or a complete archive."""
+    """Raise UsageError unless the folder is new or empty, or a complete archive."""
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
         return  # Spark Connect: only its server can see the folder
@@ -95,8 +97,8 @@ def _check_folder(spark: SparkSession, to: str) -> None:
 def archive(
     spark: SparkSession, to: str, options: Mapping[str, str], say: Said = lambda rows, word: None
 ) -> int:
-    """Archive the events that exist now; return the number of rows added. Raises the query's
-    error if it failed."""
+    """Archive the events that exist now, and return the number of rows added. If the query fails,
+    its error is raised."""
     query = follow(spark, to, options)
     rows, interrupted = until(query, say)
     if interrupted:

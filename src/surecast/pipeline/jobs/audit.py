@@ -1,26 +1,29 @@
-"""Proves that nothing was lost, from what publishers and readers recorded (trace.py).
+"""Checks, from the records of publishers and readers (trace.py), that no event was lost in a run.
 
     report = audit(load(spark, "/traces/run-7"), latest_per_key())
     assert report.sound, report.violations
 
-It judges from outside: it uses none of the code that it judges, no batch, no index, no kernel. The
-guarantees are those of `protocols/sprinkler/checks.py`:
+The audit is independent of the code that it checks: it uses none of Surecast's batches, indices or
+kernels. It checks these guarantees, which are also those of `protocols/sprinkler/checks.py`:
 
-    G1   only published events, unchanged; no position that nobody published
+    G1   readers receive only published events, unchanged, and no position without a published event
     G2   positions rise; a reader that requests voids gets a row for every position
-    G3   each publisher's events are in the order in which it offered them
-    G4   a position that a reader did not receive is void by the stream's rule, because of an event
-         that it did receive; a position reported to it as lost counts as lost, whatever the rule
+    G3   each publisher's events are in the order in which the publisher offered them
+    G4   if a reader did not receive a position, the position is void by the stream's rule, because
+         of an event that the reader did receive; a position that was reported to the reader as lost
+         counts as lost, whatever the rule
     G9   all readers reach the same end
-    G10  no acknowledged event is lost, none has two positions, all readers see the same
-    R10  time does not run backwards
+    G10  no acknowledged event is lost, none has two positions, all readers receive the same event
+         at a position
+    R10  the times of events do not fall
 
-Streams that keep all, the latest of each key, or the last n can be judged. Streams that expire by
-age cannot: only the head's clock decides what has expired.
+The audit can check streams with the retention rules keep-all, latest-per-key and keep-last. It
+cannot check streams whose events expire by age, because only the head's clock decides which events
+have expired.
 
-Cost: every delivered row is sorted once, by reader, and joined once, by position, with the event
-acknowledged there. In a sound run everything else is small. Rows that do not fit are examined by
-further queries, so an unsound run takes longer.
+Cost: every delivered row is sorted once (by reader), and joined once (by position) with the event
+that was acknowledged there. In a sound run, all other data is small. Rows that violate a guarantee
+are examined by further queries, so an unsound run takes longer.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ CHUNK_ROWS: Final = 1 << 18
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """From the publisher's call to delivery, in milliseconds, within half a percent."""
+    """The time from the publisher's call to delivery, in milliseconds, exact to half a percent."""
 
     p50_ms: float
     p90_ms: float
@@ -49,7 +52,7 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct):
-    """How many positions were delivered, and how many of them are wrong, by kind of fault."""
+    """The number of positions that were delivered or void, and of each kind of fault."""
 
     delivered: int = 0
     void: int = 0
@@ -69,7 +72,7 @@ class ReaderAudit(Counts):
 
 
 class StreamAudit(Counts):
-    """One stream: its readers' counts, and faults that concern no particular reader."""
+    """One stream: the sums of its readers' counts, and faults that concern no particular reader."""
 
     stream: str = ""
     published: int = 0
@@ -78,7 +81,7 @@ class StreamAudit(Counts):
 
 
 class Audit(Counts):
-    """The verdict."""
+    """The result of an audit: sums over all streams, and the results of each stream and reader."""
 
     published: int = 0
     acked: int = 0
@@ -93,9 +96,9 @@ class Audit(Counts):
 
 
 def audit(trace: Trace, retain: Policy | str, *, chunk_rows: int = CHUNK_ROWS) -> Audit:
-    """Judge a trace of streams that keep their events by one rule.
+    """Check a trace. All its streams must have the retention rule `retain`.
 
-    `chunk_rows`: how many rows one task sorts.
+    `chunk_rows` is the number of rows that one task sorts.
     """
     policy = as_policy(retain)
     if not isinstance(policy, KeepAll | LatestPerKey | KeepLast):

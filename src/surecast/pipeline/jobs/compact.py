@@ -3,27 +3,28 @@
     with compact(spark.read.schema(DDL).parquet("/archive"), latest_per_key()) as kept:
         kept.write.parquet("/archive-compacted")
 
-The rows are those of `surecast.pipeline.rows`. The result covers exactly the positions of the
-input: the live events, and one void row for each maximal run of positions without a live event.
-Rows of kind `lost` stay as they are, whatever the rules, because nobody knows which events were
-there. The rules mean the same as in a live stream (columns/retention.py), applied to the whole
-archive:
+The input has the columns of `surecast.pipeline.rows`. The result covers exactly the positions of
+the input: it has the live events, and one void row for each maximal run of positions without a live
+event. Rows of kind `lost` stay as they are, whatever the rules, because it is not known which
+events were there. The rules have the same meaning as in a live stream (columns/retention.py),
+applied to the whole archive:
 
     latest_per_key   removes an event with a key if a later event has the same key
     keep_last(n)     removes all but the newest n positions of a stream
     keep_for(age)    removes events published longer than `age` before `now`
     a collect rule   removes the events it matches, below its own position if it has one
 
-Times are compared in whole microseconds, as Spark keeps them; a rule's time is rounded down, so
-never more is removed than in the live stream.
+Times are compared in whole microseconds, the precision of Spark. A rule's time is rounded down, so
+that no event is removed that the live stream would keep.
 
-An archive that has no row, or two, for some position is refused: a missing position may be lost,
-and calling it void would hide that. An archive written without its voids looks the same; accept it
-with `holes_are_void=True`.
+An archive is refused if it has no row, or several rows, for some position: a missing position may
+be lost, and reporting it as void would hide the loss. An archive that was written without its void
+ranges looks the same; it is accepted with `holes_are_void=True`.
 
-Only two things move through the cluster: the newest position of each key, and runs of positions
-that are all live or all void. Runs are grouped in buckets, each a fixed number of positions that
-one task can hold; the driver joins void runs that reach the edge of a bucket.
+Only two kinds of data move through the cluster: the newest position of each key, and runs of
+positions that are all live or all void (runs.py). Positions are divided into buckets of a fixed
+size, so that one task can process a bucket. The driver joins void runs that reach the edge of a
+bucket.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ SHOWN_MAX: Final = 5
 _COLUMNS: Final = tuple(field.split()[0] for field in DDL.split(", "))
 _PLACES: Final = "stream string, bucket bigint, lo bigint, hi bigint, live boolean, time_us bigint"
 _RUNS: Final = "stream string, what string, lo bigint, hi bigint, time_us bigint"
-# What a bucket reports: runs without a live event, complete (VOID) or touching its edge (EDGE); the
-# positions it covers; and its faults: positions without a row, and with several.
+# The kinds of rows that a bucket reports: runs without a live event, which lie inside the bucket
+# (VOID) or touch its edge (EDGE); the positions that the bucket covers; positions without a row
+# (HOLE), and positions with several rows (TWICE).
 VOID, EDGE, COVER, HOLE, TWICE = "void", "edge", "cover", "hole", "twice"
 
 
@@ -76,7 +78,8 @@ class BadArchive(JobFailed):
 
 
 class Collected(msgspec.Struct, frozen=True):
-    """A publisher's `collect`, and its position in the stream (None: after the archive's end)."""
+    """A publisher's `collect` rule, and the position of its event in the stream (None: after the
+    archive's end)."""
 
     predicate: Predicate
     seq: int | None = None
@@ -100,9 +103,9 @@ def compact(
     holes_are_void: bool = False,
     bucket: int = BUCKET,
 ) -> Iterator[DataFrame]:
-    """Apply `retain` and `rules` to each stream of the archive; the result has the same columns.
+    """Apply `retain` and `rules` to each stream of the archive. The result has the same columns.
 
-    Void runs are computed immediately and cached until the end of the `with`; live events are
+    Void runs are computed immediately and cached until the end of the `with` block. Live events are
     computed when the result is used.
     """
     policy = as_policy(retain)
@@ -165,7 +168,7 @@ def _flagged(
     now: datetime,
     until: ExitStack,
 ) -> DataFrame:
-    """Add a column `live`. Lost positions count as live, so that they do not become void."""
+    """Add a column `live`. It is true for lost positions, too, so that they do not become void."""
     from pyspark.sql import functions as F
 
     live = F.col("kind") == "event"
@@ -188,7 +191,8 @@ def _flagged(
 
 
 def _with_newest(rows: DataFrame, until: ExitStack) -> DataFrame:
-    """Add a column `newest`: no later event has this key. (Undefined for rows without a key.)"""
+    """Add a column `newest`: whether no later event has the same key. (Meaningless for rows
+    without a key.)"""
     from pyspark.sql import functions as F
 
     by_key = rows.where("kind = 'event' AND key IS NOT NULL").groupBy("stream", "key")
@@ -228,7 +232,8 @@ def _literal(data: bytes) -> Column:
 
 
 def _putter(bucket: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Turns rows into runs that are all live or all void, cut at the edges of buckets."""
+    """Returns a function that converts rows to runs that are all live or all void, cut at the edges
+    of buckets."""
 
     def put_together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -261,6 +266,8 @@ def _putter(bucket: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Rec
 
 
 def _finder(holes_are_void: bool) -> Callable[[pa.Table], pa.Table]:
+    """Returns a function that converts the runs of a bucket to the rows that the bucket reports."""
+
     def find(table: pa.Table) -> pa.Table:
         import pyarrow as pa
 
@@ -284,11 +291,11 @@ def _finder(holes_are_void: bool) -> Callable[[pa.Table], pa.Table]:
 def _runs(
     lo: Ints, hi: Ints, live: Flags, time_us: Ints, holes_are_void: bool
 ) -> Iterator[tuple[Any, Ints, Ints, Ints]]:
-    """(what, lo, hi, time_us) of a bucket."""
+    """The rows that a bucket reports, as columns (what, lo, hi, time_us)."""
     lo, hi, live, time_us = together(lo, hi, live, time_us)
     begin, end = lo[:1], hi.max(keepdims=True)
     yield np.array([COVER]), begin, end, np.array([NOTHING])
-    upto = np.maximum.accumulate(hi)  # a run may lie within one before it
+    upto = np.maximum.accumulate(hi)  # needed because a run may lie within an earlier one
     twice = np.flatnonzero(lo[1:] < upto[:-1])[:SHOWN_MAX]
     until = np.minimum(hi[twice + 1], upto[twice])
     yield np.full(twice.size, TWICE), lo[twice + 1], until, np.full(twice.size, NOTHING)
@@ -311,7 +318,8 @@ def _runs(
 
 
 def _joined(stream: str, reported: dict[str, list[Run]], holes_are_void: bool) -> Iterator[Run]:
-    """Join the void runs at edges of buckets; BadArchive if positions are missing or duplicated."""
+    """Join the void runs at edges of buckets. Raises BadArchive if positions are missing or
+    duplicated."""
     covers = sorted(reported[COVER])
     gaps = [
         Run(before.hi, after.lo, None) for before, after in pairwise(covers) if before.hi < after.lo

@@ -1,7 +1,8 @@
-"""Tests by chi-square whether the keys of a sample follow the law they were drawn from.
+"""A chi-square test: do the keys of a generated workload follow their probability distribution?
 
-Ranks are grouped into bins that widen geometrically, because single rare ranks hardly ever occur.
-Spark counts the keys of each bin; the rest is arithmetic on a few dozen numbers.
+The distribution (here: law) is over the ranks of keys. Ranks are grouped into bins whose sizes grow
+geometrically, because a single rare rank hardly ever occurs. Spark counts the keys of each bin; the
+rest is arithmetic on a few dozen numbers.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 BINS: Final = 64
-EXPECTED_MIN: Final = 10.0  # a bin that expects fewer keys is merged with the previous one
+EXPECTED_MIN: Final = 10.0  # bins with fewer expected keys are merged with their neighbours
 ZETA_BINS_UPTO: Final = 1e9  # all higher ranks share one open-ended bin
-P_MIN: Final = 1e-3  # a correct sample fails for one seed in a thousand
+P_MIN: Final = 1e-3  # a correct sample fails the test for one seed in a thousand
 
 
 class Unjudged(UsageError):
@@ -38,7 +39,7 @@ class Unjudged(UsageError):
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """How far counts are from those that a law predicts."""
+    """The result of the test: how far the counts are from the expected ones."""
 
     sample: int
     bins: int
@@ -51,7 +52,7 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 def goodness_of_fit(sample: DataFrame, law: Zipf | Zeta) -> Fit:
-    """Judge the column `key` of a workload's rows."""
+    """Test the column `key` of a workload's rows."""
     highest = law.n if isinstance(law, Zipf) else ZETA_BINS_UPTO
     edges = np.unique(np.geomspace(1, highest, BINS).round().astype(np.int64))
     counts = np.zeros(edges.size, np.int64)
@@ -63,13 +64,13 @@ def goodness_of_fit(sample: DataFrame, law: Zipf | Zeta) -> Fit:
 
 
 def _counted(sample: DataFrame, edges: Ints) -> DataFrame:
-    """Count the keys of each bin: (bin, count). Bin -1 has ranks outside the law."""
+    """Count the keys of each bin: (bin, count). Bin -1 counts ranks that the law cannot produce."""
     limit = int(edges[-1]) if edges[-1] < ZETA_BINS_UPTO else np.iinfo(np.int64).max
 
     def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        seen = np.zeros(edges.size + 1, np.int64)  # the last: beyond the law
+        seen = np.zeros(edges.size + 1, np.int64)  # the last one counts ranks outside the law
         for batch in batches:
             ranks = ids_of(batch.column(0)) + 1
             bins = np.searchsorted(edges, ranks, side="right") - 1
@@ -88,7 +89,7 @@ def _expected_shares(law: Zipf | Zeta, edges: Ints) -> Floats:
         below = np.concatenate(([0.0], np.cumsum(law.probabilities())))
         shares: Floats = np.diff(np.append(below[edges - 1], below[-1]))
         return shares
-    # Samples of Zeta are conditional: a rank fits into 63 bits.
+    # Ranks drawn from Zeta are limited to 63 bits, so the probabilities are conditional on this.
     from_on = np.array([law.tail(int(edge)) for edge in edges] + [law.tail(1 << 63)])
     shares = -np.diff(from_on) / (1.0 - from_on[-1])
     return shares
@@ -104,7 +105,7 @@ def chi_square(counts: Ints, shares: Floats) -> Fit:
             expected.append(0.0)
         observed[-1] += count
         expected[-1] += share * sample
-    if len(expected) > 1 and expected[-1] < EXPECTED_MIN:  # too little left for a bin of its own
+    if len(expected) > 1 and expected[-1] < EXPECTED_MIN:  # the last bin is too small: merge it
         observed[-2:] = [sum(observed[-2:])]
         expected[-2:] = [sum(expected[-2:])]
     if len(expected) < 2:
@@ -119,7 +120,8 @@ def chi_square(counts: Ints, shares: Floats) -> Fit:
 def _beyond(x: float, degrees: int) -> float:
     """The probability of a chi-square above x, by the incomplete gamma function Q(degrees/2, x/2).
 
-    A series for small x, a continued fraction (Lentz) for large: the two textbook expansions.
+    Uses the two textbook expansions: a series for small x, a continued fraction (Lentz) for large
+    x.
     """
     a, z = degrees / 2, x / 2
     if z <= 0:

@@ -1,15 +1,16 @@
 """The key of each event of a generated workload, if new keys are inserted between existing ones.
 
-Keys are ranked by popularity. A new key enters the ranking at any rank and moves the keys from
-there on down by one. An event either adds a key or has the key that is at a drawn rank at that
-moment.
+Keys are ranked by popularity. A new key enters the ranking at any rank; the keys at this rank and
+below move down by one. An event either adds a key, or has the key that is at a randomly drawn rank
+at that moment.
 
-`parts.workload.keys_at_ranks` computes this for a whole history at once. A Spark job needs it for
-histories that are too long for one process: they are divided into blocks of events, which executors
-process independently. The driver first computes the *slot* of each key, which is its rank, from 1,
-after all insertions (`slots_of`). A slot is occupied once its key was added. So the key at rank r
-is that of the r-th occupied slot, and the number of keys so far determines which slots are
-occupied. Therefore a `Ranking` can start at any block.
+`parts.workload.keys_at_ranks` computes the keys for a whole workload at once. A Spark job generates
+workloads that are too long for one process. They are divided into blocks of events, which executors
+process independently. For this, the driver first computes the *slot* of each key, which is the
+key's final rank (from 1) after all insertions (`slots_of`). At any time, the slots of the existing
+keys are occupied, and the others are free. So the key at rank r is the key of the r-th occupied
+slot. The number of existing keys determines which slots are occupied. Therefore a `Ranking` can
+start at any block.
 """
 
 from __future__ import annotations
@@ -36,20 +37,22 @@ def slots_of(initial: int, entry: Ints) -> Ints:
 
 
 class Ranking:
-    """The keys by rank at one moment. A call that does not continue the last one rebuilds it."""
+    """The keys by rank at one moment. It is rebuilt if a call of `keys` does not continue where the
+    last call ended."""
 
     def __init__(self, slots: Ints) -> None:
         # The signatures of the kernels require contiguous, writable arrays.
         self._slots = np.require(slots, np.int64, ["C", "W"])
         self._key_in = np.empty(slots.size + 1, np.int64)
         self._key_in[self._slots] = np.arange(slots.size, dtype=np.int64)
-        self._taken = np.zeros(0, np.int64)  # a Fenwick tree: counts of the occupied slots
-        self._keys_count = -1  # how many keys it has; -1: `_taken` is not built yet
+        self._taken = np.zeros(0, np.int64)  # a Fenwick tree that counts the occupied slots
+        self._keys_count = -1  # number of keys in `_taken`; -1: not built yet
 
     def keys(self, before: int, new: Flags, ranks: Ints) -> Ints:
-        """The key of each event: the next new key where `new` is set, else the key at its rank.
+        """The key of each event: the next new key where `new` is set, otherwise the key at the
+        event's rank.
 
-        `before`: how many keys there are before the first event.
+        `before` is the number of keys before the first event.
         """
         if before != self._keys_count:
             taken = np.zeros(self._slots.size + 1, np.int64)
@@ -74,8 +77,9 @@ def _compiled(function: Callable[..., Any], signature: str) -> Callable[..., Any
 def _find_slots(ranks: Ints) -> Ints:
     """The slot of each key, given the rank at which it entered.
 
-    Goes backwards, from the last key to the first. At first all slots are occupied. The key that
-    entered last, at rank r, has the r-th occupied slot. This slot is then marked as free.
+    Handles the keys from the last one to the first one. At first all slots are occupied. The key
+    that entered last, at rank r, has the r-th occupied slot. This slot is then marked as free, so
+    that the occupied slots are those of the remaining keys.
     """
     total = ranks.size
     top = 1

@@ -1,7 +1,8 @@
-"""The queries of an audit, in the order in which they build on each other (see audit.py).
+"""The checks of an audit (audit.py) as Spark queries; later queries use results of earlier ones.
 
-Large tables identify readers and streams by number: `rid` and `sid`. All rows are sorted once and
-joined once; single positions are examined only for readers whose counts or order show a fault.
+Large tables identify a reader by its number `rid` and a stream by its number `sid`. All rows are
+sorted once and joined once. Single positions are examined only for readers whose counts or order
+show a fault.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ if TYPE_CHECKING:
 __all__ = ["Judge", "join_hint"]
 
 SPARE: Final = 1_000_000  # positions above this plus twice the published events are invalid
-HELD_MAX: Final = 2_000_000  # acknowledged events that every executor may hold
-HELD_BYTES_MAX: Final = 256 << 20  # of their keys and values, in an executor or a task
-SID_SHIFT: Final = 44  # positions are below 2 to this
-# How a delivered event compares with the one acknowledged at its position.
+HELD_MAX: Final = 2_000_000  # maximum number of acknowledged events in the memory of an executor
+HELD_BYTES_MAX: Final = 256 << 20  # maximum size of their keys and values, per executor or task
+SID_SHIFT: Final = 44  # positions are smaller than 2 to this power
+# The result of comparing a delivered event with the event that was acknowledged at its position.
 FITS, OTHER_KEY, OTHER_EVENT, NO_ACK = range(4)
 
 
@@ -74,11 +75,11 @@ class Judge:
         self.latest = [0] * len(
             self.reader_rows
         )  # the last position with an event, also a lost one
-        self.voids = [0] * len(self.reader_rows)  # positions reported to it as void ...
-        self.losses = [0] * len(self.reader_rows)  # ... and as lost
+        self.voids = [0] * len(self.reader_rows)  # positions reported to the reader as void
+        self.losses = [0] * len(self.reader_rows)  # positions reported to the reader as lost
         self.strange: set[int] = set()  # readers that received invalid positions
         self.limits = [SPARE] * len(names)  # higher positions are invalid
-        self.unknown = [0] * len(names)  # positions that no publisher got acknowledged
+        self.unknown = [0] * len(names)  # positions that appear in no acknowledgement
         self.acked_upto = [0] * len(names)
         self.ends = [1] * len(names)
         self.bytes = sum(row["bytes"] for row in published.values())
@@ -174,7 +175,8 @@ class Judge:
             end = self.ends[self.sid[rid]]
             if reader.end != end:
                 self._accused(rid, f"G9 {{}} ended at {reader.end:,}, not {end:,}")
-            # If positions rise, none occurs twice, so positions without an event can be counted.
+            # If positions rise, none occurs twice. So all positions that were not delivered or lost
+            # are void, and their number is known without looking at each.
             not_void = reader.delivered + self.losses[rid]
             reader.void = max(0, end - self.reader_rows[rid]["first"] - not_void)
             silent = self.reader_rows[rid]["voids"] and reader.void != self.voids[rid]
@@ -211,13 +213,14 @@ class Judge:
         if fell:
             words = f"positions fall or repeat {fell:,} times, first after {at:,}"
             self._accused(rid, "G2 {}: " + words)
-        timed = [row for row in chunks if row["newest"] is not None]  # others are all void
+        timed = [row for row in chunks if row["newest"] is not None]  # None: only void positions
         over = any(after["oldest"] < before["newest"] for before, after in pairwise(timed))
         if over or any(row["backwards"] for row in chunks):
             self._accused(rid, "R10 {}: time runs backwards")
 
     def _count_positions(self, suspects: list[tuple[int, int, int]]) -> None:
-        """G2: find, one by one, the positions without an event, and those without any row."""
+        """G2: examine each position of these readers (rid, first, end), to find positions without
+        an event and positions without any row."""
         readers = F.broadcast(self._frame(suspects, "rid int, first bigint, end bigint"))
         given = self.given.join(readers, "rid")
         each = F.explode(F.sequence("lo", "last")).alias("at")
@@ -255,7 +258,8 @@ class Judge:
     # ------------------------------------------------------------ acknowledged positions
 
     def check_positions(self) -> None:
-        """G10: no position was acknowledged twice. Also count those that never were."""
+        """G10: no position was acknowledged twice. Also counts positions without an
+        acknowledgement."""
         ends = self._frame(list(enumerate(self.ends)), "sid int, end bigint")
         places = self.acks.join(F.broadcast(ends), "sid").select(
             "sid", "seq", F.col("seq").alias("lo"), F.col("seq").alias("last"), "end"
@@ -314,7 +318,7 @@ class Judge:
         step = step_of(F.col("late_ns")).alias("step")
         counted = self.got.groupBy("rid", step, (F.col("fits") > FITS).alias("odd"))
         late = Lateness(len(self.reader_rows))
-        self.odd: set[int] = set()  # readers that got something else than was acknowledged
+        self.odd: set[int] = set()  # readers that got an event other than the acknowledged one
         for row in counted.agg(many(), F.max("late_ns").alias("longest")).collect():
             self.odd |= {row["rid"]} if row["odd"] else set()
             if row["step"] is not None:
@@ -337,7 +341,8 @@ class Judge:
     # ------------------------------------------------------------ events that do not fit
 
     def check_mismatches(self) -> None:
-        """Look up, by value, events that differ from the one acknowledged at their position."""
+        """Examine events that differ from the event that was acknowledged at their position. They
+        are identified by their values, which are unique."""
         self.truth = self.acks.select("sid", "seq", "publisher", "number", "key")
         self.resolved: DataFrame | None = None  # the events of `odd` readers, identified by value
         if self.odd:
@@ -345,7 +350,8 @@ class Judge:
         falling = {rid for rid, reader in enumerate(self.readers) if reader.misordered}
         if suspects := sorted(falling | self.odd):
             self._find_doubles(suspects)
-        # If all events are acknowledged, no event can be at a position without an acknowledgement.
+        # If all events of a stream are acknowledged, none of them can be at a position that appears
+        # in no acknowledgement.
         if unpublished := [
             (sid, self.ends[sid])
             for sid, stream in enumerate(self.streams)
@@ -354,7 +360,7 @@ class Judge:
             self._find_unpublished(unpublished)
 
     def _find_unpublished(self, suspects: list[tuple[int, int]]) -> None:
-        """G1: positions of these streams (sid, end) that nobody published."""
+        """G1: find positions of these streams (sid, end) without a published event."""
         streams = F.broadcast(self._frame(suspects, "sid int, end bigint"))
         every = self.spark.range(1, max(end for _, end in suspects)).toDF("seq")
         places = every.crossJoin(streams).where("seq < end").select("sid", "seq")
@@ -401,7 +407,7 @@ class Judge:
             self.streams[row["sid"]].lost += row["n"]
             words = "G10 readers got different events at"
             self._violated(row["sid"], f"{words} {shown(row)}")
-        acked = F.max(F.col("own_seq").isNotNull().cast("int"))  # its acknowledged position, too
+        acked = F.max(F.col("own_seq").isNotNull().cast("int"))  # 1: acknowledged elsewhere
         places = unknown.groupBy("sid", "publisher", "number").agg(
             F.min("at").alias("at"), (F.count("*") + acked).alias("n")
         )
@@ -415,7 +421,8 @@ class Judge:
         self.truth = self.truth.unionByName(extra)
 
     def _find_doubles(self, suspects: list[int]) -> None:
-        """G10: the same event twice; impossible for readers with rising positions and no misfit."""
+        """G10: find events that a reader received twice. Not needed for a reader with rising
+        positions whose events all match the acknowledged ones."""
         fit = self.got.where(F.col("rid").isin(suspects) & (F.col("fits") <= OTHER_KEY))
         ids = fit.select("rid", "last", F.concat_ws("/", "sid", "last").alias("id"))
         every = ids if self.resolved is None else ids.unionByName(self.resolved.drop("key"))
@@ -428,7 +435,8 @@ class Judge:
     # ------------------------------------------------------------ positions without an event
 
     def check_voids(self) -> None:
-        """G4, and G10 for events beyond every reader's end."""
+        """G4: positions that a reader did not receive are void by the rule. Also G10 for events
+        beyond every reader's end."""
         ends = self._frame(list(enumerate(self.ends)), "sid int, end bigint")
         known = self.truth.join(F.broadcast(ends), "sid")
         if any(upto >= end for upto, end in zip(self.acked_upto, self.ends, strict=True)):
@@ -450,7 +458,7 @@ class Judge:
         if suspects is None:
             return
         there = self.given.where("is_event").select("rid", F.col("last").alias("seq"))
-        if any(self.losses):  # they are counted already
+        if any(self.losses):  # positions reported as lost are counted already
             there = there.unionByName(self._lost_positions())
         lost = (
             suspects.where("seq >= first")
@@ -467,13 +475,14 @@ class Judge:
         return self.given.where("is_lost").select("rid", each)
 
     def _unexplained(self, known: DataFrame, readers: DataFrame) -> DataFrame | None:
-        """(rid, first, seq) of events that a reader must have; None if it surely has all."""
+        """(rid, first, seq) of events that a reader should have received and may lack; None if it
+        is certain that no reader lacks any."""
         if isinstance(self.retain, KeepLast):
             return known.join(readers, "sid").where(F.col("seq") > F.col("latest") - self.retain.n)
         if not isinstance(self.retain, LatestPerKey):
             return known.join(readers, "sid")
-        # An event is outdated if the reader got a later event of the same key. So a reader lacks
-        # something only if it lacks the last event of a key, or an event without a key.
+        # An event is outdated if the reader received a later event with the same key. So the reader
+        # can lack an event only if it lacks the last event of a key, or an event without a key.
         if self.resolved is None:  # all delivered events have the keys they were published with
             got = self.given.where("is_event").select("rid", "key", "last")
         else:
@@ -507,8 +516,8 @@ class Judge:
     # ------------------------------------------------------------ the order of publishers
 
     def check_publishers_order(self) -> None:
-        """G3."""
-        number = F.col("number")  # the same number twice is not a fall; G10 reports it
+        """G3: positions follow the order in which each publisher offered its events."""
+        number = F.col("number")  # the same number twice does not count here; G10 reports it
         numbered = self.truth.withColumn("who", F.concat_ws("/", "sid", "publisher")).select(
             "who", "seq", (number + 1).alias("lo"), number.alias("last")
         )
@@ -549,7 +558,8 @@ class Judge:
 
 
 def join_hint(events: int, size: int, tasks: int) -> str:
-    """How to join rows with `events` of `size` bytes in all, so that memory suffices."""
+    """The kind of join to use with a table of `events` rows and `size` bytes, so that the memory is
+    sufficient."""
     if events <= HELD_MAX and size <= HELD_BYTES_MAX:
         return "broadcast"
     return "shuffle_hash" if size <= tasks * HELD_BYTES_MAX else "merge"
@@ -565,5 +575,5 @@ def _add(to: Counts, counts: Counts) -> None:
 
 
 def _place(seq: str) -> Column:
-    """Stream and position as one number: joins by one number are the cheapest."""
+    """Stream and position as one number, because joins by one number are the cheapest."""
     return F.shiftleft(F.col("sid").cast("bigint"), SID_SHIFT) + F.col(seq)

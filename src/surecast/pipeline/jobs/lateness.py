@@ -1,6 +1,7 @@
-"""Latencies of many events in little memory: a histogram with steps of half a percent.
+"""Latencies of many events in little memory, for audits: a histogram with steps of half a percent.
 
-Counts of readers can be added, so the quantiles of a region are as cheap as those of a reader.
+The counts of several readers can be added. So the quantiles of a region cost as little as those of
+one reader.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Lateness", "step_of"]
 
 QUANTILES: Final = (0.5, 0.9, 0.99)
-STEPS: Final = 200  # per factor of e
+STEPS: Final = 200  # number of steps between a latency and e times this latency
 
 
 def step_of(late_ns: Column) -> Column:

@@ -1,4 +1,4 @@
-"""Queries that an audit uses several times."""
+"""Spark queries that an audit (judge.py) uses several times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ SHOWN_MAX: Final = 5  # examples in the text of one violation
 
 
 def small_table(spark: SparkSession, rows: Sequence[tuple[Any, ...]], ddl: str) -> DataFrame:
-    """A DataFrame of a few local rows. As Arrow data they are part of the plan and need no job."""
+    """A DataFrame of a few local rows. They are passed as Arrow data, which becomes part of the
+    query plan, so no Spark job is needed to create it."""
     import pyarrow as pa
 
     types = {"int": pa.int32(), "bigint": pa.int64(), "string": pa.string()}
@@ -34,17 +35,22 @@ def small_table(spark: SparkSession, rows: Sequence[tuple[Any, ...]], ddl: str) 
 def in_order(
     rows: DataFrame, group: str, place: str, chunk_rows: int, **tell: Column
 ) -> dict[Any, list[Row]]:
-    """Examine each group's rows in the order of `place`, chunk by chunk.
+    """Examine the rows of each group in the order of the column `place`, chunk by chunk.
 
-    Returns a row for each chunk, in order: how often a row begins (`lo`) at or before the end
-    (`last`) of the row before it (`fell`), and the first such end (`fell_after`); how often two
-    rows have the same place (`again`); where the chunk begins and ends; and the aggregates `tell`.
+    A row covers the positions from `lo` to `last`. Positions should rise from row to row; they
+    *fall* if a row begins at or before the `last` of the previous row. Returns, by group, a result
+    row for each chunk, in order:
+
+    - `fell`: how often positions fall; `fell_after`: the smallest `last` after which they fall
+    - `again`: how often two rows have the same place
+    - `first_lo`, `final_last`: where the chunk begins and ends
+    - the aggregates `tell`
     """
     chunk = F.floor((F.col(place) - 1) / chunk_rows)
     window = Window.partitionBy(group, "chunk").orderBy(place)
     before = {"before": F.lag("last").over(window), "place_before": F.lag(place).over(window)}
     if "time_us" in rows.columns:
-        # Voids have no time, so compare with the latest time of all earlier rows.
+        # Void ranges may have no time, so a row is compared with all earlier rows of its chunk.
         all_before = window.rowsBetween(Window.unboundedPreceding, -1)
         before["time_before"] = F.max("time_us").over(all_before)
     fell = F.col("lo") <= F.col("before")
@@ -68,7 +74,8 @@ def in_order(
 
 
 def falls(chunks: list[Row]) -> tuple[int, int]:
-    """How often positions fall, within and between chunks, and the first end they fall after."""
+    """How often positions fall, within and between chunks; and the first position after which they
+    fall."""
     over = [
         before["final_last"]
         for before, after in pairwise(chunks)
@@ -83,6 +90,7 @@ def falls(chunks: list[Row]) -> tuple[int, int]:
 
 
 def many() -> Column:
+    """The number of rows, as column `n`."""
     return F.count("*").alias("n")
 
 

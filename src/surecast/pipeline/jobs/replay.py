@@ -1,13 +1,14 @@
-"""replay: an archive, or any DataFrame with positions, → a stream, in order, at a given rate.
+"""replay: publishes an archive, or any DataFrame with positions, to a stream, in order.
 
     surecast pipeline replay /lake/orders --stream orders --to orders.again --rate 50000
 
-Events are published in the order of `seq`, in slices of a fixed number of positions. A replay with
-a rate has smaller slices, of two seconds, and waits after each until the next is due. A replay with
-a name publishes each event exactly once under that name: the region stores the position it has
-reached, and another run continues after it, also if the archive has grown meanwhile.
+Events are published in the order of `seq`, in slices of a fixed number of positions; each slice is
+a Spark job. With a rate, slices are smaller (two seconds), and the replay waits after each slice
+until the next one is due. With a name, the replay publishes each event exactly once under that
+name: the region stores the position that the replay has reached, and another run continues after
+this position, also if the archive has grown meanwhile.
 
-Void and lost positions are left out; how many are lost is logged as a warning.
+Void and lost positions are left out; the number of lost positions is logged as a warning.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["SLICE", "replay"]
 log = logging.getLogger("surecast.pipeline")
 
 SLICE: Final = 100_000  # positions published at a time
-SLICE_S: Final = 2.0  # longest slice of a replay with a rate: each slice is a Spark job
+SLICE_S: Final = 2.0  # maximum duration of a slice in a replay with a rate
 Said = Callable[[int, int], None]  # events published, events in all
 
 
@@ -44,10 +45,11 @@ def replay(
     sleep: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Publish all events of `rows` to the stream `to`; return how many there were.
+    """Publish all events of `rows` to the stream `to`; return the number of events.
 
-    `rate`: events a second, 0: no limit. `name`: events published under it are not published
-    again; without one, each call is a new replay. `positions`: the most that a slice has.
+    `rate` is in events per second; 0 means no limit. Events that were published before under the
+    same `name` are not published again; without a name, each call is a new replay. `positions` is
+    the maximum number of positions of a slice.
     """
     if rate < 0:
         raise UsageError(f"rate={rate:g}: give events a second above 0, or none for no limit")
@@ -78,7 +80,7 @@ def replay(
 
 
 def _done_before(events: DataFrame, options: Mapping[str, str], name: str) -> tuple[int, int]:
-    """How many of these events were published under this name, and up to which position."""
+    """How many of these events were published before under this name, and up to which position."""
     from surecast.pipeline.sink import resumed
 
     came = resumed({**options, "queryId": name})
@@ -93,7 +95,8 @@ def _done_before(events: DataFrame, options: Mapping[str, str], name: str) -> tu
 
 
 def _events(rows: DataFrame) -> DataFrame:
-    """The columns of an event, and `seq`; UsageError if the rows cannot be ordered."""
+    """The rows with an event, with only `seq` and the columns of an event. Raises UsageError if the
+    rows cannot be ordered."""
     from pyspark.sql import functions as f
 
     if missing := {"seq", "value"} - set(rows.columns):
@@ -136,7 +139,7 @@ def _warn_of_lost(rows: DataFrame) -> None:
 
 
 def _slices(events: DataFrame, positions: int) -> list[tuple[int, int]]:
-    """The last position of each slice that has events, and how many it has."""
+    """The last position and the number of events of each slice that has events."""
     from pyspark.sql import functions as f
 
     groups = events.groupBy(f.floor(f.col("seq") / positions))

@@ -1,7 +1,9 @@
-"""Positions as runs, in numpy: the part of `compact` that runs where the rows are.
+"""Functions on runs of positions, in numpy: the part of `compact` that runs where the rows are.
 
-A batch of adjacent rows becomes a few runs before anything moves through the cluster. Runs are cut
-at the edges of buckets, each a fixed number of positions that one task can process.
+A *run* is a range of positions that are all live, or all void (without an event). Each executor
+replaces its rows by a few runs, so that little data moves through the cluster. Positions are
+divided into buckets of a fixed size, so that one task can process a bucket; runs are cut at the
+edges of buckets.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ __all__ = [
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Runs = tuple[Ints, Ints, Flags, Ints]  # lo, hi, a flag, a number that its last row has
+Runs = tuple[Ints, Ints, Flags, Ints]  # lo, hi, a flag, a number taken from the run's last row
 
 BUCKET: Final = 1 << 20  # positions that one task processes together
 NOTHING: Final = np.iinfo(np.int64).min  # stands for null in arrays of numbers
@@ -39,7 +41,8 @@ def numpy_of(column: Any) -> Any:
 
 
 def together(lo: Ints, hi: Ints, flag: Flags, number: Ints) -> Runs:
-    """Sort runs and join adjacent ones with the same flag; a joined run has its last number."""
+    """Sort runs and join adjacent runs with the same flag. A joined run has the number of its last
+    part."""
     order = np.argsort(lo, kind="stable")
     lo, hi, flag, number = lo[order], hi[order], flag[order], number[order]
     breaks = (lo[1:] != hi[:-1]) | (flag[1:] != flag[:-1])
@@ -61,6 +64,6 @@ def cut(lo: Ints, hi: Ints, flag: Flags, number: Ints, bucket: int) -> Runs:
 
 
 def runs_where(flags: Flags, first: int) -> tuple[Ints, Ints]:
-    """The runs (lo, hi) of positions that are flagged; the first flag is of position `first`."""
+    """The runs (lo, hi) of positions whose flag is set; `flags` begins at position `first`."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))
     return first + edges[::2], first + edges[1::2]

@@ -1,10 +1,10 @@
-"""top-keys: the busiest keys of each time window, by Structured Streaming with watermarks.
+"""top-keys: the most frequent keys of each time window, by Structured Streaming with watermarks.
 
     surecast pipeline top-keys "cache.>" --window "10 seconds" --top 5
 
-A window is reported when the watermark has passed it: events that are more than `late` older than
-the newest are not counted. Windows are those of the events' own times, so a query that was stopped
-counts the same windows after a restart.
+A window is reported when the watermark has passed its end. Events that are older than the newest
+event by more than `late` are not counted. Windows are defined by the times of the events, so a
+query that was stopped counts the same windows after a restart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["TopKey", "counts", "top_keys"]
 
 
 class TopKey(NamedTuple):
-    """One row of the result; `rank` 1 is the busiest key of its stream and window."""
+    """One row of the result; `rank` 1 is the most frequent key of its stream and window."""
 
     begin: datetime
     end: datetime
@@ -35,7 +35,7 @@ class TopKey(NamedTuple):
 
 
 def counts(rows: DataFrame, window: str, late: str) -> DataFrame:
-    """Events of each key, stream and window: begin, end, stream, key, events."""
+    """The number of events of each key, stream and window: begin, end, stream, key, events."""
     from pyspark.sql import functions as f
 
     counted = (
@@ -62,10 +62,10 @@ def top_keys(
     once: bool = False,
     every: str = "2 seconds",
 ) -> StreamingQuery:
-    """Start to count. `tell` is called with the busiest keys of each complete window, in order.
+    """Start the query. `tell` is called with the `top` keys of each complete window, in order.
 
-    With a `checkpoint` a restarted query continues; the windows of its last batch may then be
-    reported twice (`foreachBatch` is at least once).
+    With a `checkpoint`, a restarted query continues where it was stopped. The windows of its last
+    batch may then be reported twice, because Spark calls `foreachBatch` at least once.
     """
     if top < 1:
         raise UsageError(f"top={top}: at least one key a window")

@@ -1,33 +1,33 @@
-"""Traces: the records of a run's publishers and readers, as Parquet files that `audit` judges.
+"""Traces: the records of a run's publishers and readers, as Parquet files that `audit` checks.
 
 A trace is a folder with three tables. Every client writes its own files, independently of others:
 
 published/  a row for every event that a publisher offered
     stream string, publisher string
-    number bigint       its number among what this publisher offered to this stream, from 1
+    number bigint       counts the events that this publisher offered to this stream, from 1
     key binary          null if it has none
     value binary        unique in the stream: it identifies the event
-    seq bigint          the position it was acknowledged with; null if it was not
-    offered_ns bigint   when; null if not measured
+    seq bigint          the position in the acknowledgement; null if it was not acknowledged
+    offered_ns bigint   when it was offered; null if not measured
 
 delivered/  a row for every event and range that a reader received, in the order of delivery
     stream string, reader string
     number bigint       1, 2, 3, … for each reader of a stream
     kind string         event, void (only for readers that request voids), or lost
-    seq bigint          its position; for a void or lost range, the last one
-    range bigint        how many positions: 1 for an event, else the size of the range
+    seq bigint          its position; for a void or lost range, the last position
+    range bigint        number of positions: 1 for an event, otherwise the size of the range
     key binary, value binary
     timestamp timestamp  the event's time as the stream has it
     got_ns bigint       when it was delivered; null if not measured
 
 readers/    a row for every reader, also for one that received nothing
     stream string, region string, reader string
-    first bigint        the position where it was to begin
-    voids boolean       it requested voids, so no position may be skipped without a void
-    malformed bigint    events that it could not record unchanged
+    first bigint        the position from which it was to read
+    voids boolean       whether it requested voids, so that no position may be skipped
+    malformed bigint    number of events that it could not record because they were changed
 
-`offered_ns` and `got_ns` are nanoseconds of one clock. On one machine CLOCK_MONOTONIC is the same
-for all processes; between machines a latency is only as exact as their clocks agree.
+`offered_ns` and `got_ns` are nanoseconds of the same clock. On one machine, CLOCK_MONOTONIC is the
+same for all processes. Between machines, the error of a latency is the difference of their clocks.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Trace(NamedTuple):
 
 
 def load(spark: SparkSession, folder: str) -> Trace:
-    """The tables of a trace, in any place that Spark can read."""
+    """Load the tables of a trace from a folder that Spark can read."""
     from pyspark.errors import AnalysisException
 
     tables = []

@@ -1,21 +1,26 @@
-"""Billions of events, drawn by the laws of `parts/workload.py`, as a DataFrame.
+"""Generates workloads of billions of events with random keys and times, as a DataFrame.
 
     events = workload(spark, Workload(events=10**9, keys=100_000, skew=1.1))
     events.write.parquet("/data/zipf")
     goodness_of_fit(events.sample(0.01, seed=1), law_of(spec)).plausible      # fit.py
 
-The rows are those of an archive (surecast.pipeline.rows), so `compact` and `replay` accept them.
-Their keys are 8 bytes, big-endian: the key's id, counted from 0 in order of popularity, or in the
-order of creation if keys are added while the workload runs. A value ends with its seq.
+Keys are drawn from one of the distributions of `parts/workload.py` (here: *laws*), such as Zipf.
+The rows have the columns of an archive (surecast.pipeline.rows), so `compact` and `replay` accept
+them. A key has 8 bytes, big-endian: the key's id. Ids count from 0 in order of popularity; if keys
+are added while the workload runs, in the order of creation. A value ends with the event's `seq`.
 
-A workload is cut into blocks of a fixed size, and all randomness of a block comes from (seed,
-block): the events are the same for any number of executors and after any retry. What a block needs
-to know of earlier blocks is drawn first, for all blocks, and stays exact: the duration of n Poisson
-arrivals is distributed as Gamma(n), and the arrivals divide it as n exponentials divide their sum;
-the number of new keys in n events is binomial, and all choices of these events are equally likely.
+A workload is cut into blocks of a fixed size. All random numbers of a block come from a generator
+that is seeded by (seed, block). So the events are the same for any number of executors and after
+any retry. A block depends on earlier blocks in two ways: when it begins, and how many keys exist.
+The driver draws these numbers first, for all blocks, so that their distributions are exact:
 
-Memory does not grow with the number of events. It grows with the number of keys: 8 bytes a key in
-every Python worker, and about 40 if new keys are inserted by rank.
+- The duration of n Poisson arrivals is Gamma(n) distributed. Within a block, the arrivals divide
+  this duration in the same way as n exponential waiting times divide their sum.
+- The number of new keys in n events is binomial. Within a block, all choices of the events that add
+  keys are equally likely.
+
+Memory does not grow with the number of events. It grows with the number of keys: 8 bytes per key in
+every Python worker, and about 40 bytes if new keys are inserted by rank.
 """
 
 from __future__ import annotations
@@ -46,23 +51,23 @@ Law = Literal["zipf", "zeta", "population"]
 LAWS: Final[tuple[Law, ...]] = get_args(Law)
 
 BLOCK: Final = 1 << 18  # events that share a random generator; changing it changes every seed
-BLOCKS_A_TASK: Final = 16  # 4 M events: seconds of work, and not too small a Parquet file
-ROWS: Final = 1 << 15  # most rows of an Arrow batch ...
-NBYTES: Final = 16 << 20  # ... and most bytes of its values
+BLOCKS_A_TASK: Final = 16  # 4 M events: some seconds of work, and a Parquet file of useful size
+ROWS: Final = 1 << 15  # maximum rows of an Arrow batch
+NBYTES: Final = 16 << 20  # maximum bytes of the values of an Arrow batch
 EVENTS_MAX: Final = 10**12
 _PLAN, _BLOCKS, _NEWCOMERS = range(3)  # what a random generator is used for
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events to draw. Law `population` is `parts.workload.population`: keys are added while
-    the workload runs."""
+    """The parameters of a workload. With the law `population` (`parts.workload.population`), keys
+    are added while the workload runs."""
 
     events: int
     law: Law = "zipf"
     skew: float = 1.1
-    keys: int = 100_000  # zipf: how many; population: how many at first; zeta: ignored
-    new_share: float = 0.05  # population: the share of events that add a new key ...
-    newcomers: Newcomers = "zeta"  # ... which enters at a rank drawn by Zeta, or as the last
+    keys: int = 100_000  # zipf: number of keys; population: number at first; zeta: ignored
+    new_share: float = 0.05  # population: the share of events that add a new key
+    newcomers: Newcomers = "zeta"  # population: new keys enter at a rank drawn by Zeta, or last
     rate: float = 1_000_000.0  # events a second, Poisson
     start_us: int = 1_735_689_600_000_000  # 2025-01-01
     value_bytes: int = 10
@@ -94,11 +99,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(NamedTuple):
-    """What each block needs to know of earlier blocks."""
+    """The numbers by which a block depends on earlier blocks, for all blocks."""
 
-    time_s: Floats  # where block b begins; it lasts until where b + 1 begins
+    time_s: Floats  # the time when each block begins; it ends when the next block begins
     keys: Ints  # population: the number of keys before block b
-    slots: Ints | None  # population with newcomers by Zeta: insertions.py
+    slots: Ints | None  # only if new keys enter at ranks drawn by Zeta: see insertions.py
 
 
 def workload(spark: SparkSession, spec: Workload, partitions: int | None = None) -> DataFrame:
@@ -127,7 +132,7 @@ def workload(spark: SparkSession, spec: Workload, partitions: int | None = None)
 
 
 def law_of(spec: Workload) -> Zipf | Zeta:
-    """The law of the ranks; UsageError if it changes while the workload runs."""
+    """The distribution of the ranks. Raises UsageError if it changes while the workload runs."""
     if spec.law == "population":
         raise UsageError("a population's law changes with every new key: there is no single law")
     return Zeta(spec.skew) if spec.law == "zeta" else _zipf(spec.keys, spec.skew)
@@ -137,6 +142,7 @@ def law_of(spec: Workload) -> Zipf | Zeta:
 
 
 def plan_of(spec: Workload) -> Plan:
+    """Draw the numbers that blocks depend on; runs in the driver."""
     rng = _generator(spec, _PLAN)
     sizes = np.full(spec.blocks, BLOCK, np.int64)
     sizes[-1] = spec.events - BLOCK * (spec.blocks - 1)
@@ -168,8 +174,8 @@ def _generator(spec: Workload, *what_for: int) -> Generator:
 def _drawer(
     spec: Workload, plan: Plan, shared: Any
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Returns the function that draws the events of blocks in an executor, from block numbers in
-    ascending order."""
+    """Returns the function that draws events in an executor. It gets block numbers in ascending
+    order."""
 
     def draw(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ranking = None if shared is None else Ranking(shared.value)
@@ -221,7 +227,7 @@ def _population(
 
 @lru_cache(maxsize=2)
 def _zipf(keys: int, skew: float) -> Zipf:
-    """One table for all blocks of a worker."""
+    """The Zipf table, cached so that all blocks of a worker share it."""
     return Zipf(keys, skew)
 
 
