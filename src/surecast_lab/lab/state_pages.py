@@ -1,11 +1,9 @@
-"""Writes docs/protocols/chain-states.md and docs/session-states.md from the state tables in the
-code.
+"""Writes two pages from state tables: docs/protocols/chain-states.md and docs/session-states.md.
 
     python -m surecast_lab.lab.state_pages
 
 For each table a page has the states, a diagram (in Mermaid, which GitHub draws), the inputs and the
-transitions. tests/surecast_lab/lab/test_state_pages.py compares
-the stored pages with the tables.
+transitions. tests/surecast_lab/lab/test_state_pages.py compares the stored pages with the tables.
 """
 
 from collections.abc import Iterator, Mapping

@@ -13,7 +13,6 @@ economy.py     how much a server sends as the mesh grows; mesh_measured.json has
 link.py        E4: a link between regions fails, without and with clients; link_run.py has its runs,
                link_figure.py its figure
 age.py         E5: how often keys are updated, by their age
-gc.py          E6: how much garbage collection by key saves; keys.py has its workloads, gc_figure.py
-its
-               figure
+gc.py          E6: how much garbage collection by key saves; keys.py has its workloads,
+               gc_figure.py its figure
 """

@@ -2,8 +2,7 @@
 
 In this model keys have ranks, and the probability that a key is updated depends on its rank. New
 keys enter continuously at some rank and move the others down. The experiment counts how old the key
-is at each update. docs/lab/sprinkler.md discusses the result; gc.py (E6)
-uses the same model.
+is at each update. docs/lab/sprinkler.md discusses the result; gc.py (E6) uses the same model.
 """
 
 from collections.abc import Sequence
