@@ -1,7 +1,8 @@
-"""The client's own cost of reading an event, and of publishing one in the background.
+"""Measures the CPU time that the client library needs to read an event, or to publish one.
 
-Both are measured as processor time of this process, without a server; `surecast bench` measures the
-network and the region.
+There is no server: batches are already in memory when they are read, and published batches are
+acknowledged immediately. (`surecast bench` measures with network and servers.) `bench/run.py` runs
+this module.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ class Source:
         self.batches = []
         for lo in range(1, EVENTS + 1, rows):
             batch = Batch.of(STREAM, [b"0123456789"] * rows, keys).sequenced(lo, 5, 1)
-            batch.validate()  # as the wire does on arrival
+            batch.validate()  # as the decoder does with a received batch
             self.batches.append(batch)
         reader: Any = self
         self.buffer.add(StreamInfo(STREAM, "s", "east", KeepAll()), reader, 1)
@@ -43,7 +44,7 @@ class Source:
         self.buffer.take_in(STREAM, tuple(self.batches))
 
     def ignore(self, *_: Any) -> None:
-        """Replaces the methods of a reader that need no action here."""
+        """Used in place of those methods of a reader that do nothing here."""
 
     claim = follow = unfollow = release = forget = ignore
 
@@ -101,7 +102,7 @@ def bench_reading() -> list[dict[str, Any]]:
 
 
 class Control:
-    """Acknowledges every batch immediately."""
+    """Replaces the control node, which publishes: it acknowledges every batch immediately."""
 
     def offer(self, stream: bytes, batch: Batch, done: Callable[[Acked], None]) -> None:
         asyncio.get_running_loop().call_soon(done, Acked(stream, 1, batch.count, 1))

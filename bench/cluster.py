@@ -1,9 +1,9 @@
-"""All of `surecast bench` as rows of bench/results.jsonl: real servers on this machine.
+"""Runs all benchmarks of `surecast bench` (real servers on this machine) for bench/results.jsonl.
 
     python bench/run.py --only cluster
 
-The data of the durable benches is in out/bench meanwhile: it must be on a real disk, and a folder
-for temporary files often is not.
+The data of benchmarks that sync to disk is in out/bench while they run, because folders for
+temporary files are often not on a real disk.
 """
 
 import sys

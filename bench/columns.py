@@ -1,9 +1,10 @@
-"""Measure columns/: retention kernels, IntervalSet, and the batch codec.
+"""Benchmarks of surecast/columns: compiled retention kernels, IntervalSet, and the batch codec.
 
     python bench/columns.py
 
-Each figure is the best of a few rounds, because other load on the machine only slows rounds down.
-The 10 M-key tables take most of the time; they are filled once, and their growth is measured, too.
+Each figure is the best of a few rounds, because other load on the machine can only slow a round
+down. Most of the time is needed for the tables of 10 M keys. These are filled only once, and the
+result includes their growth.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from surecast.columns.retention import LatestPerKey, RetentionIndex
 Row = dict[str, Any]
 
 STREAM = bytes(16)
-STEP = 4096  # rows a call
+STEP = 4096  # rows per call
 
 
 def _row(name: str, value: float, unit: str, **params: Any) -> Row:
@@ -56,7 +57,7 @@ def _best(call: Callable[[], Any], budget_s: float = 0.3, rounds: int = 5) -> fl
 
 
 def _keys(ids: np.ndarray, width: int) -> Column:
-    """Fixed-width keys: the id in hexadecimal digits behind a common prefix."""
+    """Keys of equal width: a common prefix, then the id in hexadecimal digits."""
     if width == 8:
         data = ids.astype("<u8").view(np.uint8)
     else:
@@ -99,7 +100,8 @@ def _latest_per_key(ids: np.ndarray, width: int, rounds: int, **params: Any) -> 
 
 
 def bench_latest_per_key_100k() -> list[Row]:
-    """100k Zipf keys: inline (8 bytes) and in the arena (24 bytes)."""
+    """100k Zipf keys: of 8 bytes (stored in the table) and of 24 bytes (stored in a separate
+    area)."""
     ids = _zipf(2_000_000, 100_000)
     return [
         row
@@ -115,13 +117,14 @@ def bench_latest_per_key_10m() -> list[Row]:
 
 
 def bench_latest_per_key_10m_long() -> list[Row]:
-    """10 M uniform keys of 24 bytes: two cache misses a key."""
+    """10 M uniform keys of 24 bytes: two cache misses per key."""
     ids = np.random.default_rng(1).integers(0, 10_000_000, 10_000_000)
     return _latest_per_key(ids, 24, 2, keys=10_000_000, draw="uniform")
 
 
 def bench_index_feed() -> list[Row]:
-    """The whole index, voids included, per event: LatestPerKey over 100k Zipf keys."""
+    """Time per event in the whole retention index, with its sets of void positions: LatestPerKey
+    over 100k Zipf keys."""
     made = []
     for rows in (100, 500, 4000):
         ids = _zipf(400_000, 100_000)
@@ -221,7 +224,7 @@ def bench_intervals() -> list[Row]:
 
 
 def _add_many(runs: int) -> list[Row]:
-    """Scattered positions in bulk, merges included, per position."""
+    """Add many scattered positions at once: time per position, with the merging of runs."""
     made = []
     rng = np.random.default_rng(4)
     for size in (100, 4000):

@@ -1,8 +1,9 @@
-"""The share of events that a region's servers still send when readers form a mesh.
+"""Measures which share of events servers send when the readers of a region form a mesh.
 
-One region with a chain of two and n mesh clients, all real processes. The result is the share of
-positions that clients got from a server. By the protocol it is F/n, plus the requests that fall
-back on a server.
+In a mesh, clients get most events from each other. There is one region with a chain of two replicas
+and n mesh clients, all real processes. The result is the share of positions that clients got from a
+server. It should be F/n, where F is the number of clients that the servers notify, plus the
+requests that clients send to a server because another client did not answer.
 
     python bench/mesh.py
 """

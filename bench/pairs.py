@@ -1,18 +1,20 @@
-"""Compare two versions of the source with one bench: runs in the order ABBA, ratio and interval.
+"""Compare the speed of two versions of the source: alternating runs, ratios with 95 % intervals.
 
     python bench/pairs.py 51f8da7 HEAD --pairs 10 -- geo --memory --replicas 1 --batch 500
     python bench/pairs.py 51f8da7 HEAD --pairs 10 -- bench/spark_read.py --events 5000000
 
 The words after `--` are arguments of `surecast bench`, or a script of the bench folder that prints
 JSON lines. A version is a commit, which is checked out temporarily, or a folder with a checkout.
-Each pair runs both versions, and begins with the version that ended the previous pair, so that slow
-changes of the machine affect both. A ratio is the second version's figure divided by the first
-one's, inverted where less is better: above 1 always means that the second is better. The interval
-is a bootstrap over the pairs. Figures of other programs (NATS, the disk) are compared, too: their
-ratios show how stable the machine is.
+Each pair runs both versions. It begins with the version that ended the previous pair (A B, B A,
+A B, ...), so that slow changes of the machine affect both versions.
 
-Every run is immediately appended to the file named by `--raw`; the same command then continues
-where it was stopped.
+A ratio is the second version's figure divided by the first version's, or the inverse if a smaller
+figure is better. So a ratio above 1 always means that the second version is better. The interval is
+computed by a bootstrap over the pairs. Figures of other programs (NATS, the disk) are compared as
+well: their ratios show how stable the machine is.
+
+Every run is immediately appended to the file named by `--raw`. If the command is stopped, the same
+command continues there.
 """
 
 import argparse
@@ -34,7 +36,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RESULTS = HERE / "results.jsonl"
 LESS_IS_BETTER = ("us", "ms", "s", "ns/event", "s/M events")
-NAMED = ("replicas", "batch", "kept", "way", "region", "by", "subscribers")  # distinguish figures
+NAMED = ("replicas", "batch", "kept", "way", "region", "by", "subscribers")  # tell figures apart
 RESAMPLES = 10_000
 RUN_SECONDS_MAX = 1_800
 
@@ -42,7 +44,7 @@ Figures = dict[str, tuple[float, str]]  # value and unit, by name
 
 
 class Compared(NamedTuple):
-    """One figure of both versions: `ratio` and its interval, above 1 if the later is better."""
+    """One figure of both versions. `ratio` is above 1 if the second version is better."""
 
     name: str
     unit: str
@@ -69,7 +71,8 @@ def figures(rows: Sequence[dict[str, Any]]) -> Figures:
 
 
 def compare(runs: Sequence[tuple[Figures, Figures]], seed: int = 1) -> list[Compared]:
-    """Geometric mean of the pairs' ratios, and its 95 % interval over resampled pairs."""
+    """For each figure: the geometric mean of the pairs' ratios, and its 95 % interval, computed by
+    resampling the pairs."""
     rng = np.random.default_rng(seed)
     found = []
     for name, (_, unit) in runs[0][0].items():
@@ -91,7 +94,7 @@ def compare(runs: Sequence[tuple[Figures, Figures]], seed: int = 1) -> list[Comp
 
 
 def order(pairs: int) -> list[tuple[int, int]]:
-    """(pair, version) in the order they run: AB BA AB …"""
+    """(pair, version) in the order of the runs: AB BA AB …"""
     return [(pair, version) for pair in range(pairs) for version in ((0, 1), (1, 0))[pair % 2]]
 
 

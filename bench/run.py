@@ -1,8 +1,8 @@
-"""Run the benches and append the figures to bench/results.jsonl, one JSON line per figure.
+"""Runs the benchmarks (`make bench`) and appends each figure to bench/results.jsonl, as JSON.
 
-Each module named here has functions `bench_*` without arguments that return rows: dicts with
-`name`, `value`, `unit` and perhaps `params`. This script adds commit, machine and date. Figures are
-comparable only on the same machine, which each line names.
+Each module listed here has functions `bench_*` without arguments that return rows: dicts with
+`name`, `value`, `unit` and perhaps `params`. This script adds commit, machine and date. Only
+figures from the same machine can be compared; each line names its machine.
 
     python bench/run.py [--only columns] [--dry-run]
 """

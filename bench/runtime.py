@@ -1,8 +1,10 @@
-"""Throughput of the asyncio driver: frames over one hop, batches over one hop and three proxies.
+"""Measures the throughput of the asyncio driver (`surecast/runtime`), which runs machines on
+sockets.
 
-Every node is a separate process on this machine, connected by loopback TCP. The source of a hop
-sends as fast as back-pressure allows. Three proxies have a driver each, which publishes a window of
-batches repeatedly; events count when all three regions hold them.
+There are two set-ups. In the first one, a source sends frames or batches to a sink (one hop) as
+fast as back-pressure allows. In the second one there are three region servers (*proxies*), each
+with a publisher (*driver*) that keeps a number of batches unacknowledged; an event counts when all
+three regions have it. Every node is a separate process on this machine, connected by loopback TCP.
 
     python bench/runtime.py            # prints what `bench/run.py --only runtime` would record
     python bench/runtime.py --profile  # one run of three proxies, the first one profiled
@@ -50,7 +52,7 @@ from surecast.stacks import region_replica
 Row = dict[str, Any]
 
 WARM_S, MEASURED_S = 1.5, 4.0
-WINDOW = 32  # batches of a driver in flight
+WINDOW = 32  # unacknowledged batches of a driver
 KEYS = 100_000
 POLICIES: dict[str, Policy] = {"keep_last": KeepLast(100_000_000), "latest_per_key": LatestPerKey()}
 
@@ -108,7 +110,7 @@ class Sink(HandlerMachine):
 
 
 class Driver(HandlerMachine):
-    """A closed loop: opens its stream, and keeps a window of batches in flight."""
+    """A publisher: opens its stream, and keeps WINDOW batches unacknowledged."""
 
     handlers: ClassVar[dict[type, str]] = {
         StreamOpened: "_on_opened",
@@ -285,8 +287,8 @@ class Workers:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Free ports below the ephemeral range, of which the last run's connections may still hold
-    some."""
+    """Free ports below the range of ephemeral ports, where connections of the last run may still
+    hold some ports."""
     found: list[int] = []
     for port in Random().sample(range(20_000, 32_000), 100 + count):
         with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
@@ -331,7 +333,7 @@ def hop(nbytes: int = 0, rows: int = 0) -> tuple[float, float, float]:
 
 
 def three_proxies(rows: int, policy: str, profile: bool = False) -> tuple[float, dict[str, float]]:
-    """Events/s that all three regions hold, and the share of a core that each process used."""
+    """Events/s that reach all three regions, and the share of a core that each process used."""
     regions = {r: [f"{r}/0"] for r in ("east", "north", "west")}
     specs: dict[str, dict[str, Any]] = {
         f"{r}/0": {"role": "proxy", "regions": regions, "profile": profile and r == "east"}

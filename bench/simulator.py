@@ -1,10 +1,10 @@
-"""How many inputs a second the simulator processes.
+"""Measures how many inputs (messages, timers) per second the simulator processes.
 
-The workload is a simplified mesh of a region: a source publishes ranges of positions; a node that
-makes progress notifies four random peers of its new end; a peer that is behind sends a request to
-the first node that notified it, and gets a batch. There are a thousand nodes with a view of twenty,
-of which four are drawn each second to be notified; links with delay and jitter; everything is
-traced.
+The workload is a simplified mesh of a thousand nodes, in which nodes pass events to each other. A
+source publishes ranges of positions. A node that gets new positions notifies four peers. A peer
+that is behind sends a request to the first node that notified it, and gets a batch. Every node
+knows twenty peers, and once a second draws the four that it notifies. Links have delay and jitter,
+and everything is traced.
 
     python bench/simulator.py
 """
@@ -38,7 +38,7 @@ NODES = 1000
 VIEW = 20
 FANOUT = 4
 SHUFFLE_NS = 1 * SECOND
-RUN = 100  # positions the source publishes at a time
+RUN = 100  # positions that the source publishes at a time
 EVERY_NS = 5 * MS
 RETRY_NS = 200 * MS
 LINK = Link(delay_ns=1 * MS, jitter_ns=1 * MS)
@@ -60,7 +60,7 @@ class Events(Message):
 
 
 class Client:
-    """Takes part in the mesh; the first one is the source and also publishes."""
+    """A node of the mesh; the first node is the source, which also publishes."""
 
     __slots__ = ("active", "armed", "asked_ns", "end", "heard", "rng", "source", "teller", "view")
 
@@ -68,9 +68,9 @@ class Client:
         self.rng = ctx.rng
         self.view = view
         self.active: list[str] = []
-        self.end = 1  # it has all positions below
+        self.end = 1  # this node has all positions below
         self.heard = 1  # the highest end in a notification
-        self.teller = ""  # the first peer that sent it
+        self.teller = ""  # the first peer that sent this notification
         self.asked_ns = 0  # when the pending request was sent; 0: none
         self.armed = False  # whether the retry timer runs
         self.source = ctx.name == "n0"
@@ -163,7 +163,8 @@ def measure(seed: int, traced: bool = True, rounds: int = 12, inputs: int = 100_
 
 
 def bench_one_world() -> list[Row]:
-    """One world on one core, with and without the trace: the best round, as noise only slows it."""
+    """One simulation on one core, with and without the trace: the best round, because other load
+    can only slow a round down."""
     rows = []
     for traced in (True, False):
         rates = measure(1, traced)
@@ -172,9 +173,10 @@ def bench_one_world() -> list[Row]:
 
 
 def bench_two_worlds() -> list[Row]:
-    """Two worlds in two processes at once: the throughput of a sweep over seeds on two cores."""
+    """Two simulations at the same time, in two processes: the throughput if many seeds are run on
+    two cores."""
     with ProcessPoolExecutor(2) as pool:
-        list(pool.map(measure, (1, 2), (True, True), (1, 1), (1000, 1000)))  # imports are done
+        list(pool.map(measure, (1, 2), (True, True), (1, 1), (1000, 1000)))  # do all imports
         one, two = pool.map(measure, (1, 2))
     # Rounds of the same number ran at about the same time.
     both = [a + b for a, b in zip(one, two, strict=True)]

@@ -1,11 +1,13 @@
-"""`compact` on 50 M events, 100,000 keys, skew 1.1, beside the live kernel on the same history.
+"""Measures the Spark job `compact`, and compares its result with a server's on the same events.
 
     python bench/spark_compact.py [--events 50000000] [--append]
 
-Run it by hand, because it takes minutes and gigabytes. It creates events (`workload`), compacts
-them with Spark, feeds them batch by batch to the retention index that a server runs, and compares
-every position: live events, and the bounds of voids. Both are also compared with the last
-occurrences found by numpy. Prints JSON lines: time, memory, bytes before and after.
+By default there are 50 M events with 100,000 keys of skew 1.1. Run this script by hand, because it
+needs minutes and gigabytes. It creates the events (job `workload`), compacts them with Spark, and
+feeds them batch by batch to the retention index that a server uses (`columns/retention`). Then it
+compares every position: which events are live, and the bounds of void ranges. Both results are also
+compared with the last event of each key, found by numpy. Prints JSON lines: time, memory, bytes
+before and after.
 """
 
 import argparse
@@ -34,7 +36,7 @@ from surecast_lab.bench.machine import circumstances
 
 RESULTS = Path(__file__).resolve().parent / "results.jsonl"
 STREAM = bytes(16)
-ROWS = 4096  # of a live batch
+ROWS = 4096  # rows in each batch that is fed to the retention index
 
 
 def in_order(folder: Path) -> Iterator[pa.RecordBatch]:
@@ -47,7 +49,8 @@ def in_order(folder: Path) -> Iterator[pa.RecordBatch]:
 
 
 def by_kernel(archive: Path) -> tuple[IntervalSet, np.ndarray, float]:
-    """The void positions of a server's index; all key ids; and the index's processing time."""
+    """The void positions according to a server's retention index, the key id of each event, and the
+    CPU time of the index."""
 
     def read(lo: int, hi: int) -> list[Batch]:
         raise AssertionError("latest-per-key reads nothing again")
@@ -82,7 +85,8 @@ def size(folder: Path) -> int:
 
 
 def compare(archive: Path, kept: Path) -> tuple[int, float]:
-    """Compare all three; returns the number of live events, and the kernel's seconds."""
+    """Compare the results of Spark, the server's index and numpy; returns the number of live
+    events, and the CPU seconds of the index."""
     voids, ids, kernel_s = by_kernel(archive)
     live, _ = positions(kept, "event")
     last, count = positions(kept, "void")

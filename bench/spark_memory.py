@@ -1,4 +1,7 @@
-"""Samples the memory of a Spark session in this process: its JVM and its Python workers."""
+"""Samples the memory of this process's Spark session: of its JVM and of its Python workers.
+
+The scripts `spark_*.py` of this folder use it.
+"""
 
 import os
 from contextlib import suppress
@@ -49,7 +52,7 @@ class Memory:
                 with suppress(OSError):
                     if Path(f"/proc/{pid}/comm").read_text().strip() == "java":
                         jvm += _kb(pid, "status", "VmRSS") * 1024
-                    else:  # Pss: forks share pages, and each counts its part of them
+                    else:  # Pss, because forked processes share pages: each counts its part
                         python += _kb(pid, "smaps_rollup", "Pss") * 1024
             self.samples.append((jvm, python))
 

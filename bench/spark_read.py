@@ -1,13 +1,13 @@
-"""How fast Spark reads a stream, beside the same query on the same rows in Parquet.
+"""Measures how fast Spark reads a stream, compared with the same query on Parquet files.
 
     python bench/spark_read.py [--events 20000000] [--rows 4096] [--append]
 
-Run it by hand, because it takes minutes and gigabytes. One server process holds the events (8-byte
-keys, 10-byte values); Spark counts them and computes a checksum, from the server's segments, from
-the server over its port, and from Parquet files with the same rows. All ways run alternately in one
-run, and the best of each counts; only the ratios are comparable between machines. `cpu` is the
-processor time of all processes, the JVM, its Python workers and the server: on a machine that is
-not idle it is more reliable than the wall clock. Prints JSON lines, one per figure.
+Run this script by hand, because it needs minutes and gigabytes. One server process has the events
+(8-byte keys, 10-byte values). Spark counts them and computes a checksum in three ways: it reads the
+segment files of the server, the server's port, or Parquet files with the same rows. The three ways
+alternate, and the best time of each counts. Only the ratios can be compared between machines. `cpu`
+is the processor time of all processes together (JVM, Python workers, server). On a machine that is
+not idle it is more reliable than the wall time. Prints JSON lines, one per figure.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""`workload` with a billion events: its time and memory, and whether a sample follows its law.
+"""Measures the Spark job `workload` with a billion events, and checks the distribution of keys.
 
     python bench/spark_workload.py [--events 1000000000] [--to FOLDER] [--append]
 
-Run it by hand, because it takes many minutes. With --to it writes Parquet (about 15 bytes an
-event); otherwise rows are created, passed to the JVM, and counted. Prints JSON lines.
+Run this script by hand, because it needs many minutes. It measures time and memory, and checks with
+a sample that the keys follow the requested distribution. With --to it writes Parquet files (about
+15 bytes per event); otherwise rows are created, passed to the JVM, and counted. Prints JSON lines.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""How long frames and control messages take: `python bench/wire.py` prints a line per figure.
+"""Measures the time to encode and decode frames and control messages (`surecast/core/wire.py`).
 
-Events are those of the papers' workloads: an 8-byte key and a 10-byte value. Decoding is timed with
-the validation of the Arrow body, as at ingress, and without, as when bytes are only forwarded.
-`encode` is the header alone, because a body is never rewritten; `build_and_encode` starts from
-lists. Every figure is the best of several rounds, because noise only slows rounds down.
+`python bench/wire.py` prints a line per figure. Events have an 8-byte key and a 10-byte value, as
+in the papers' workloads. Decoding is measured with the validation of the Arrow body, as when a
+batch arrives from outside, and without it, as when a batch is only forwarded. `encode` writes the
+header only, because an existing body is not changed; `build_and_encode` starts from Python lists.
+Every figure is the best of several rounds, because other load can only slow a round down.
 """
 
 import json
@@ -39,7 +40,7 @@ class Ack(Message):
 
 
 def lists_of(events: int) -> tuple[list[bytes], list[bytes]]:
-    """Values and keys."""
+    """The values and keys of `events` events, as lists."""
     keys = [b"%08d" % (i * 7919 % 100_000) for i in range(events)]
     return [b"%010d" % i for i in range(events)], keys
 
@@ -50,12 +51,12 @@ def batch_of(values: list[bytes], keys: list[bytes]) -> Batch:
 
 
 def frame_of(values: list[bytes], keys: list[bytes]) -> bytes:
-    """A publisher's work: from lists to the bytes of a frame."""
+    """What a publisher does: from lists to the bytes of a frame."""
     return b"".join(encode_batch(batch_of(values, keys)))
 
 
 def columns_of(frame: bytes) -> object:
-    """A replica's work: from received bytes to the columns that a kernel takes."""
+    """What a replica does: from received bytes to the columns that a compiled kernel takes."""
     batch, _ = decode_batch(frame)
     return batch.keys(), batch.values()
 
@@ -69,7 +70,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def bench_frames() -> list[Figure]:
-    """Batch frames: encode, decode, and find the frame's end as a stream parser does."""
+    """Frames with a batch: encode, decode, and find the end of the frame in a stream of bytes."""
     warm()
     figures: list[Figure] = []
     for events in EVENTS:
@@ -108,14 +109,15 @@ def bench_controls() -> list[Figure]:
 
 def figure(name: str, spent_s: float, params: dict[str, Any]) -> list[Figure]:
     found = [{"name": name, "value": round(spent_s * 1e6, 3), "unit": "us", "params": params}]
-    if params["events"] and name != "wire.frame_size":  # it does not read events
+    if params["events"] and name != "wire.frame_size":  # `frame_size` does not read the events
         rate = round(params["events"] / spent_s)
         found.append({"name": name, "value": rate, "unit": "events/s", "params": params})
     return found
 
 
 def warm() -> None:
-    """Load everything that is loaded on first use, including compiled checks, before timing."""
+    """Call everything once before measuring, because code and compiled kernels are loaded on first
+    use."""
     from surecast.columns.kernels import warm as compile_kernels
 
     compile_kernels()

@@ -1,4 +1,7 @@
-"""The API without an event loop: `python examples/sync_tour.py [url]`."""
+"""A short tour of the API without asyncio: `python examples/sync_tour.py [url]`.
+
+Without a url it runs a region inside the program; with a url it connects to that region.
+"""
 
 import sys
 from itertools import islice

@@ -1,6 +1,7 @@
 """A tour of the Python API, runnable: `python examples/tour.py [url]`.
 
-Without a url it starts its own region (`surecast.local()`); with a url it connects to that region:
+Without a url it runs a region inside the program (`surecast.local()`); with a url it connects to
+that region:
 
     surecast up &
     python examples/tour.py surecast://127.0.0.1:7400
@@ -21,7 +22,7 @@ import surecast
 async def publish(client: surecast.Client, name: str) -> None:
     """Publish one event, many events at once, and events in the background."""
     stream = await client.stream(f"{name}.invalidate", retain=surecast.latest_per_key())
-    seq = await stream.publish(b"", key=b"user:42")  # returns when durable and replicated
+    seq = await stream.publish(b"", key=b"user:42")  # returns when every replica has stored it
     print(f"published one event at position {seq}")
 
     values = [b"%d" % n for n in range(10_000)]
@@ -61,7 +62,7 @@ async def read(client: surecast.Client, name: str) -> None:
     table = await stream.read(stop="latest", timeout=30)  # all events so far
     print(f"read {table.num_rows} rows as a table with columns {table.schema.names}")
 
-    async for event in stream.subscribe(start=before):  # a datetime: by the owner's clock
+    async for event in stream.subscribe(start=before):  # a time, by the owning region's clock
         print(f"the first event of the last minute: {event.value!r}")
         break
 
@@ -74,7 +75,8 @@ async def read(client: surecast.Client, name: str) -> None:
 
 
 async def keep_place(client: surecast.Client, name: str) -> None:
-    """The region saves the position of a named subscription for the next client that opens it."""
+    """Use a named subscription: the region saves its position, and the next client continues
+    there."""
     stream = await client.stream(f"{name}.orders")
     async with stream.subscribe(start="earliest", name=f"billing-{name}", ack="manual") as sub:
         async for event in sub:
@@ -90,7 +92,7 @@ async def keep_place(client: surecast.Client, name: str) -> None:
 
 
 async def see_voids(client: surecast.Client, name: str) -> None:
-    """Obsolete events are not sent any more; voids cover their positions."""
+    """Count events and void positions: obsolete events are not sent; their positions are void."""
     stream = await client.stream(f"{name}.invalidate")
     end = (await stream.publish_many([b"end"])).first
     async with asyncio.timeout(30):

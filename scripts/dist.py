@@ -2,10 +2,11 @@
 
     python scripts/dist.py [--out dist] [--from-tree]
 
-Both are built from a copy of the files that git knows, without build isolation: setuptools is the
-one that requirements.lock pins. The wheel is built from the unpacked source distribution, so that
-what users build from it is what we publish; `--from-tree` builds only the wheel, from the copy
-itself. Then their content is checked: nothing is missing, nothing is in it by mistake.
+Both are built from a copy of the files that git tracks. Build isolation is off, so that the version
+of setuptools is the one in requirements.lock. The wheel is built from the unpacked source
+distribution, so it is the same wheel that users build from it. `--from-tree` builds only the wheel,
+directly from the copy. Afterwards the content of both is checked: no file may be missing, and no
+other file may be in them.
 """
 
 import argparse
@@ -46,7 +47,7 @@ def _is_made(name: str) -> bool:
 
 
 def export(folder: Path) -> Path:
-    """A copy of the sources, so that neither old build folders nor caches can get in."""
+    """Copy the sources, so that the build contains no old build folders or caches."""
     for name in sources():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +56,7 @@ def export(folder: Path) -> Path:
 
 
 def build(what: str, tree: Path, out: Path) -> Path:
-    """Build an "sdist" or a "wheel" of `tree`; the file that was made in `out`."""
+    """Build an "sdist" or a "wheel" of `tree`; returns the new file in `out`."""
     program = (
         "import sys; from setuptools import build_meta; "
         f"print(build_meta.build_{what}(sys.argv[1]))"
@@ -69,7 +70,7 @@ def build(what: str, tree: Path, out: Path) -> Path:
 
 
 def _committed_s() -> str:
-    """When the last commit was made: the time of the files in a wheel."""
+    """The time of the last commit, in seconds: files in the wheel get this time."""
     words = ["git", "log", "-1", "--format=%ct"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "1700000000"
@@ -112,7 +113,7 @@ def sdist_complaints(sdist: Path) -> list[str]:
 
 
 def _strangers(names: Iterable[str]) -> list[str]:
-    """What no wheel of ours has, whatever git says."""
+    """The files that must not be in a wheel, even if git tracks them."""
     found = []
     for name in sorted(names):
         parts = name.split("/")
@@ -127,7 +128,7 @@ def _strangers(names: Iterable[str]) -> list[str]:
 
 
 def make(out: Path, from_tree: bool = False) -> list[Path]:
-    """Build them into `out`, which is emptied of earlier ones; SystemExit if one is not right."""
+    """Build into `out`, after removing earlier builds there; SystemExit if a check fails."""
     out.mkdir(parents=True, exist_ok=True)
     for old in (*out.glob("surecast-*.whl"), *out.glob("surecast-*.tar.gz")):
         old.unlink()

@@ -1,4 +1,7 @@
-"""Where the file of Spark's Java classes is that `warm_spark.py` makes, and how a JVM uses it."""
+"""The path of the file with Spark's Java classes, and the Java options to use it (tests only).
+
+`warm_spark.py` creates the file and explains its purpose.
+"""
 
 import sys
 from pathlib import Path
@@ -7,9 +10,12 @@ from typing import Final
 __all__ = ["CLASSES", "SILENT", "java_options"]
 
 CLASSES: Final = Path(sys.prefix) / "share" / "surecast" / "spark-classes.jsa"
-SILENT: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off"  # about a file that does not fit
+SILENT: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off"  # no messages if it does not fit
 
 
 def java_options() -> str:
-    """Of a JVM of Spark; none while there is no file, or Java would not even map its own."""
+    """The options for a JVM of Spark; empty if the file does not exist.
+
+    With the path of a missing file, Java would not even use its own default file of classes.
+    """
     return f"-XX:SharedArchiveFile={CLASSES} {SILENT}" if CLASSES.exists() else ""

@@ -1,4 +1,4 @@
-"""For tests only: make Spark start in little more than half the time.
+"""Makes Spark start in little more than half the time; only the tests use this script.
 
     .venv/bin/python -m scripts.warm_spark
 
@@ -14,7 +14,8 @@ Every Python process that Spark starts imports PySpark from a zip of sources, an
 time. So this script adds the compiled modules to that zip of the installed PySpark. Another version
 of Python ignores them.
 
-`make test` runs this beside the tests; `wait_until_made` waits until it has ended.
+`make test` runs this script in parallel with the tests. Tests that need it call `wait_until_made`,
+which waits until the script has ended.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _header(source: bytes) -> bytes:
 
 def _code(source: bytes, at: Path) -> bytes | None:
     """The compiled module; None if this Python cannot compile it."""
-    with warnings.catch_warnings(action="ignore"):  # warnings about Spark's sources
+    with warnings.catch_warnings(action="ignore"):  # Spark's sources cause warnings
         try:
             return marshal.dumps(compile(source, str(at), "exec", dont_inherit=True, optimize=0))
         except SyntaxError:
@@ -131,7 +132,7 @@ def make_classes() -> None:
             spark = spark_session("local[2]", conf={"spark.sql.shuffle.partitions": "2"})
             _do_a_little(spark, Path(folder))
             _end(spark)
-        part.replace(java_classes.CLASSES)  # at once: a JVM that maps an incomplete file crashes
+        part.replace(java_classes.CLASSES)  # atomic: a JVM that maps an incomplete file crashes
     finally:
         part.unlink(missing_ok=True)
 

@@ -1,9 +1,11 @@
-"""Tables of one stream, in which voids become deletes.
+"""A Spark Declarative Pipeline that turns one stream into tables without obsolete events.
+
+A position of a stream is *void* if its event is obsolete. The tables:
 
 `events`   all events, each appended exactly once
-`voids`    the ranges of positions that are void in the region at this run
-`live`     the events that are not void: when retention or a publisher makes an event void, the next
-           run removes its row
+`voids`    the ranges of positions that are void when the pipeline runs
+`live`     the events whose positions are not void; when an event becomes obsolete, the next run
+           removes its row
 `latest`   the last live event of each key (latest.sql)
 """
 

@@ -1,7 +1,9 @@
-"""One run of closed-loop drivers against a deployment: the events a second that all regions hold.
+"""One benchmark run: how many events per second are replicated to all regions of a deployment.
 
-A position counts when every replica of every region has it committed. Afterwards the drivers stop,
-the run waits for all batches in flight, and the counts must agree exactly.
+`geo.py` and others use it. Closed-loop drivers publish in the regions: each has a fixed number of
+unacknowledged batches. An event counts when every replica of every region has committed its
+position. Then the drivers stop, the run waits for all batches in flight, and every region must have
+exactly the acknowledged events.
 """
 
 import time
@@ -18,9 +20,9 @@ from surecast_lab.testing.workers import Workers
 
 __all__ = ["Load", "Run", "broadcast"]
 
-OPEN_S = 30.0  # for chains to form and streams to open
-SETTLE_S = 120.0  # for all batches in flight, or for a reader to read everything
-ENDLESS = 1 << 40  # batches; a run ends by the clock
+OPEN_S = 30.0  # time for chains to form and streams to be created
+SETTLE_S = 120.0  # time for batches in flight, or for a reader to read everything
+ENDLESS = 1 << 40  # batches: practically no limit, because a run ends after a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Load:
 
     regions: tuple[str, ...]
     policy: Policy
-    batch: int  # events
+    batch: int  # events in a batch
     replicas: int = 1
     drivers: int = 1  # for each region; each has its own stream
     window: int = 32  # most unacknowledged batches of a driver
@@ -53,7 +55,7 @@ class Load:
 
 @dataclass(slots=True)
 class Run:
-    rate: float  # events a second present in all regions
+    rate: float  # events per second that reached all regions
     rates: dict[str, float]  # by stream
     events: int  # published and acknowledged in all, including the warm-up
     seconds: float
@@ -62,7 +64,7 @@ class Run:
 
     @property
     def own_cores(self) -> float:
-        """Cores used by servers and drivers together; on a busy machine fewer than it has."""
+        """Cores used by servers and drivers together; fewer than the machine has if it is busy."""
         return sum(used for name, used in self.cores.items() if name != "others")
 
 
@@ -74,7 +76,8 @@ def broadcast(
     data: Path | None = None,
     audit: bool = True,
 ) -> Run:
-    """Start everything, measure once, end everything. `audit`: read all events in every region."""
+    """Start all processes, measure once, end all processes. `audit`: afterwards read all events in
+    every region."""
     with Workers(folder) as workers:
         deployment = Deployment(workers, load.regions, load.replicas, data)
         streams = load.streams()
@@ -118,7 +121,8 @@ def _measure(
 
 
 def _settle(workers: Workers, deployment: Deployment, load: Load, run: Run) -> list[str]:
-    """Wait until nothing is in flight; every server must have exactly the acknowledged events."""
+    """Wait until nothing is in flight; then every server must have exactly the acknowledged
+    events."""
     drivers = [_driver(stream) for stream in load.streams()]
     workers.wait(
         lambda: all(status["idle"] for status in workers.ask_all(drivers, "status").values()),
@@ -142,7 +146,7 @@ def _settle(workers: Workers, deployment: Deployment, load: Load, run: Run) -> l
 
 
 def _audit(workers: Workers, deployment: Deployment, load: Load) -> list[str]:
-    """Have a reader in every region read everything and compare it with the published events."""
+    """A reader in every region reads all events and compares them with the published ones."""
     streams = load.streams()
     statuses = {s: workers.ask(_driver(s), "status") for s in streams}
     ids = {s: status["opened"] for s, status in statuses.items()}

@@ -1,9 +1,10 @@
-"""How many bytes is a region sent after an outage, and how many of them does retention save?
+"""`surecast bench catchup`: how many bytes does a region receive after an outage?
 
-Three regions; all connections of one of them pass through a relay, which counts their bytes. The
-region is cut off, events are published in another one, and the links are mended. This is done twice
-in one run with the same events: for a stream that keeps the newest event of a key, and for one that
-keeps all.
+And how many bytes does retention save, because obsolete events are not sent? There are three
+regions. All connections of one of them pass through a relay, which counts the bytes. This region is
+cut off, events are published in another region, and the links are restored. The run does this twice
+with the same events: for a stream that keeps the newest event of each key, and for a stream that
+keeps all events.
 """
 
 import time
@@ -21,7 +22,7 @@ from surecast_lab.testing.workers import Workers
 
 __all__ = ["BAR", "CatchupOptions", "measure"]
 
-BAR = 0.85  # of the bytes, saved
+BAR = 0.85  # the goal: this share of the bytes is saved
 OWNER, AWAY = "east", "west"
 WAIT_S = 120.0
 POLICIES: dict[str, Policy] = {f"{OWNER}.latest": LatestPerKey(), f"{OWNER}.all": KeepAll()}
@@ -41,8 +42,8 @@ class CatchupOptions:
 class Absence:
     """The results of one outage."""
 
-    shipped: int  # bytes
-    seconds: float  # from the mending until the region has everything
+    shipped: int  # bytes sent to the region
+    seconds: float  # from the repair of the links until the region is up to date
     rows: int  # events that a reader in the region gets
 
 

@@ -1,6 +1,8 @@
-"""Workers that use the client library as a program would: they publish, subscribe, measure times.
+"""The clients of `bench latency` and `bench durable`: they publish and read with the client
+library.
 
-Processes of one machine share a monotonic clock, so an event carries its time of publishing.
+Each runs in a worker process. The value of an event contains the time at which it was published.
+All processes of a machine share one monotonic clock, so the reader can compute the latency.
 """
 
 import asyncio
@@ -18,10 +20,11 @@ TURN_S = 0.001  # a publisher's sleep between events; with less, uvloop does not
 
 
 class Publisher:
-    """Publishes single events at a constant rate, independent of the answers, and times these.
+    """Publishes single events at a constant rate, and measures the time until each answer.
 
-    A time begins with the call of `publish`, not when the event was due: at thousands a second the
-    delay in the event loop is caused by the program, and is reported separately (`late`).
+    It does not wait for answers before it publishes the next event. A measured time begins with the
+    call of `publish` and not when the event was due. The delay between the two, which the event
+    loop of this program causes, is reported separately (`late`).
     """
 
     def __init__(self, url: str, stream: str, policy: Policy) -> None:
@@ -96,7 +99,7 @@ class Subscriber:
         await self.client.close()
 
     def failures(self) -> list[asyncio.Future[None]]:
-        return [self._reading]  # it never ends by itself
+        return [self._reading]  # this task ends only if it fails
 
     def status(self) -> dict[str, Any]:
         return {"received": len(self.numbers)}

@@ -1,4 +1,4 @@
-"""Regions of real servers on this machine, with a relay between them if bytes are counted.
+"""The deployment of a benchmark: regions of real servers, with a relay if bytes are counted.
 
 Every region owns the streams whose names begin with its name: `east.orders` belongs to east. The
 witness of a region with several replicas is a separate process.

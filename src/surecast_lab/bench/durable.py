@@ -1,8 +1,8 @@
-"""How many events a second are on disk before they are acknowledged?
+"""`surecast bench durable`: events per second that are on disk before they are acknowledged.
 
-One region of one server with a data folder. First a closed-loop driver with batches, then single
-events from many tasks through the client library. For comparison: the time of a sync on this disk,
-and JetStream if it is installed.
+There is one region of one server with a data folder. First a closed-loop driver publishes batches,
+then many tasks publish single events through the client library. For comparison, the benchmark
+measures the time of one sync on this disk, and JetStream if it is installed.
 """
 
 import time
@@ -45,7 +45,7 @@ class DurableOptions:
 class Pace:
     rate: float
     events: int
-    syncs: list[int]  # ns each
+    syncs: list[int]  # the duration of each, in ns
     cores: dict[str, float]
 
 

@@ -1,9 +1,10 @@
-"""How many events a second does one region deliver to many readers of one stream?
+"""`surecast bench fanout`: events per second that one region delivers to many readers of a stream.
 
-One publisher, one server, n reader processes; each must get every event once, in order. The time is
-measured from the first publish until the last reader has the last event. There are two runs: thin
-readers, which get everything from the server, and readers that form a mesh. NATS is measured for
-comparison if it is installed.
+There are one publisher, one server and n reader processes. Each reader must get every event once
+and in order. The time is measured from the first publish until the last reader has the last event.
+There are two runs: in the first one the readers get everything from the server (*thin* readers), in
+the second one they form a mesh and pass events to each other. NATS is measured for comparison if it
+is installed.
 """
 
 from dataclasses import dataclass

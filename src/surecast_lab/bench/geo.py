@@ -1,9 +1,9 @@
-"""How many events a second do all of three regions hold?
+"""`surecast bench geo`: events per second that are replicated to all of three regions.
 
-Three regions of real servers, a closed-loop driver for each, 10-byte values with 8-byte keys
-(Zipf), retention of the newest event of a key. All processes share this machine. NATS is measured
-for comparison if it is installed, from one publisher to one subscriber: without regions, retention
-and storage.
+Each region consists of real servers and has one closed-loop driver, which publishes to its own
+stream. Values have 10 bytes, keys 8 bytes (Zipf-distributed), and the streams keep the newest event
+of each key. All processes share this machine. NATS is measured for comparison if it is installed:
+one publisher and one subscriber, without regions, retention and storage.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class GeoOptions:
 
 
 def measure(options: GeoOptions, folder: Path, progress: Progress) -> Report:
-    """Run the bench. `folder` holds logs, and the data of durable runs, meanwhile."""
+    """Run the benchmark. `folder` is for logs and, in durable runs, for the servers' data."""
     cases = [
         (durable, replicas, batch)
         for durable in options.durable

@@ -1,7 +1,7 @@
-"""JetStream, the log of NATS, for comparison: file storage, asynchronous publishes.
+"""Measures JetStream, the log of NATS, for comparison: file storage, asynchronous publishes.
 
-By default it acknowledges events that are written to a file but not synced; it syncs every two
-minutes. Surecast syncs before it acknowledges.
+By default JetStream acknowledges messages that are written to a file but not synced; it syncs every
+two minutes. Surecast syncs before it acknowledges.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ __all__ = ["WINDOW", "Pusher", "durable"]
 
 INBOX = b"_INBOX.bench"
 CREATE = {"name": "BENCH", "subjects": ["bench"], "storage": "file"}
-ACK = b'"seq":'  # once in each acknowledgement
-WINDOW = 4_000  # unacknowledged; the limit of NATS's own clients
+ACK = b'"seq":'  # each acknowledgement contains this once
+WINDOW = 4_000  # unacknowledged messages; NATS's own clients have the same limit
 STEP = 500  # messages joined into one write
 
 
 def durable(folder: Path, warm_s: float, seconds: float, nbytes: int) -> float | None:
-    """Messages acknowledged a second; None without NATS."""
+    """Messages acknowledged per second; None if NATS is not installed."""
     if nats.installed() is None:
         return None
     with (

@@ -1,8 +1,8 @@
-"""How long does a single event take from publish to delivery, in its region and in another one?
+"""`surecast bench latency`: time of a single event from publish to delivery, in two regions.
 
-Two regions, one server each. A publisher in the first offers events one by one at a constant rate
-through the client library; a subscriber in each region reads them one by one. Quantiles are exact:
-every event is a sample.
+Each region has one server. A publisher in the first region publishes single events at a constant
+rate through the client library, and a subscriber in each region reads them one by one. Quantiles
+are exact, because the time of every event is recorded.
 """
 
 from collections.abc import Sequence
@@ -96,8 +96,8 @@ def _surecast(options: LatencyOptions, folder: Path) -> tuple[list[Row], list[st
 
 
 def missing(who: str, count: int, numbers: Sequence[int], seqs: Sequence[int]) -> list[str]:
-    """Faults in the events received, if every number below `count` was published once, in order, to
-    a separate stream."""
+    """Errors in the received events: every number below `count` must have arrived once and in
+    order, with consecutive positions."""
     problems = []
     if len(numbers) != len(set(numbers)):
         problems.append(f"{who}: {len(numbers) - len(set(numbers))} events came twice")

@@ -1,4 +1,4 @@
-"""Where and when something was measured, and which processes used how much of the machine."""
+"""Describes the machine, commit and date of a benchmark, and the CPU use of its processes."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ __all__ = ["Cores", "circumstances", "commit", "machine"]
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _IDLE = (3, 4)  # columns of /proc/stat: idle, and waiting for the disk
-_GUESTS = 8  # later columns are already contained in earlier ones
+_GUESTS = 8  # columns from here on (guests) are already contained in earlier columns
 
 
 def circumstances() -> dict[str, Any]:
@@ -56,9 +56,10 @@ def _cpu() -> str:
 
 
 class Cores:
-    """The cores that each process used since `Cores(pids)`, and all other processes together.
+    """How many cores each process has used since the object was created, and how many all other
+    processes of the machine used together.
 
-    On a shared machine the latter distinguishes a slow program from a busy machine.
+    The latter shows whether a slow result was caused by a busy machine.
     """
 
     def __init__(self, pids: Mapping[str, int]) -> None:

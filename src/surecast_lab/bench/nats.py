@@ -1,7 +1,8 @@
-"""NATS for comparison, if `nats-server` is installed, through its raw protocol.
+"""Measures NATS for comparison, through its raw protocol, if `nats-server` is installed.
 
-Source and sink do as little work as possible: the source joins PUB lines in advance, the sink
-counts bytes, because all its messages have the same size. So the result is the server at its best.
+Publisher and subscriber do as little work as possible, so that the result shows the best case of
+the server: the publisher (`Source`) prepares its PUB lines in advance, and the subscriber (`Sink`)
+counts bytes instead of messages, because all messages have the same size.
 """
 
 import asyncio
@@ -75,7 +76,7 @@ def server(folder: Path, *flags: str) -> Iterator[int]:
 
 
 def fanout(folder: Path, subscribers: int, events: int, nbytes: int) -> float | None:
-    """Events delivered a second, all subscribers together; None without NATS."""
+    """Events delivered per second, summed over all subscribers; None if NATS is not installed."""
     if installed() is None:
         return None
     with server(folder) as port, Workers(folder) as workers:
@@ -97,7 +98,7 @@ def fanout(folder: Path, subscribers: int, events: int, nbytes: int) -> float | 
 
 
 def latency(folder: Path, rate: float, count: int) -> list[int] | None:
-    """Nanoseconds from publish to delivery of each event; None without NATS."""
+    """Nanoseconds from publish to delivery of each event; None if NATS is not installed."""
     if installed() is None:
         return None
     with server(folder) as port, Workers(folder) as workers:

@@ -1,9 +1,10 @@
-"""Events created in advance, and the expected events after retention.
+"""The events that a benchmark publishes: created in advance from a seed, and published repeatedly.
 
-Creating events during a run would dominate the measurement. So a pool of batches is created once,
-from a seed, and published repeatedly, each time with new numbers: every event has its own position,
-though values repeat. The seed determines the event at each position, and the events that
-`latest_per_key` must keep; readers are judged by these.
+To create events during a run would take more time than what is measured. So a pool of batches is
+created once, and its batches are published again and again, each time with new publisher's numbers.
+Every published event gets its own position, although the values repeat. The seed determines the
+event at each position, and the events that `latest_per_key` must keep. Readers are checked against
+these.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class PoolSpec:
 
     seed: int
     events: int  # rounded down to whole batches
-    batch: int  # events of one
+    batch: int  # events in a batch
     keys: int = 100_000  # 0: events without keys
     skew: float = 1.1  # Zipf; 0: uniform
 
@@ -47,7 +48,7 @@ class Pool:
         self.ids: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         if spec.keys:
             ranks = Zipf(spec.keys, spec.skew).sample(rng, self.size)
-            # Ids are permuted, so that popular keys are spread among all keys.
+            # Ids are permuted, so that frequent keys are distributed over all keys.
             self.ids = rng.permutation(spec.keys).astype(np.int64)[ranks - 1]
         self._keys = self.ids.astype(f">u{KEY_BYTES}").tobytes()
 
@@ -71,7 +72,8 @@ class Pool:
         return self._values[at : at + VALUE_BYTES]
 
     def live(self, published: int) -> dict[bytes, int]:
-        """The newest number of each key after `published` events, computed without the kernels."""
+        """The number of the newest event of each key after `published` events, computed without the
+        product's compiled code (kernels)."""
         if not self.spec.keys:
             raise UsageError("a pool without keys has no newest event of a key")
         found: dict[bytes, int] = {}

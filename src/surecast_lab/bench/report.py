@@ -1,4 +1,4 @@
-"""The result of a bench: one object for programs, a few lines for people."""
+"""The result of a benchmark: as an object (and JSON) for programs, as text for people."""
 
 import os
 from collections.abc import Callable, Sequence

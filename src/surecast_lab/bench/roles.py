@@ -1,7 +1,7 @@
-"""The services of workers: a server, a closed-loop publisher, a reader that counts.
+"""The code of a benchmark's worker processes: a server, a closed-loop publisher, and a reader.
 
-Drivers and readers run the machines of the client library without its API, so that the servers
-dominate the measurement.
+Publishers (drivers) and readers run the state machines of the client library directly, without the
+library's API. This reduces their own cost, so that the servers dominate the measurement.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from surecast_lab.bench.probe import SyncProbe
 
 __all__ = ["Driver", "Reader", "Server"]
 
-PROBLEMS_MAX = 20  # reported by a reader
+PROBLEMS_MAX = 20  # a reader reports at most this many
 
 
 class Server:
@@ -51,12 +51,12 @@ class Server:
         return [node.failed for node in self.server.nodes]
 
     def look(self) -> dict[str, Any]:
-        """The committed end of each stream here."""
+        """The committed end of each stream at this server."""
         streams = self.server.streams.streams.values()
         return {"at": time.monotonic(), "ends": {s.info.name: s.committed for s in streams}}
 
     def sync_times(self) -> list[int]:
-        """The duration of each sync of the log since the last call; empty in memory."""
+        """The duration of each sync of the log since the last call; empty without a data folder."""
         return self.syncs.take()
 
 
@@ -78,9 +78,9 @@ class Driver:
         self.pool = Pool(pool)
         self.batches = self.pool.batches
         self.stream_id: LogId = b""
-        self.limit = 0  # batches to publish; grows with `publish`
+        self.limit = 0  # batches to publish; each call of `publish` increases it
         self.offered = self.acked = 0  # batches
-        self.end = 1  # of the acknowledged positions
+        self.end = 1  # the position after the last acknowledged one
         self.began_at = self.done_at = 0.0
 
     async def start(self) -> None:
@@ -157,7 +157,7 @@ class Reader:
         self.rows = dict.fromkeys(streams, 0)
         self.newest: dict[str, dict[bytes, int]] = {stream: {} for stream in streams}
         self.problems: list[str] = []
-        self.at = 0.0  # of the last delivery
+        self.at = 0.0  # time of the last delivery
 
         def make(ctx: Any) -> Machine:
             names = tuple(replicas)

@@ -1,4 +1,4 @@
-"""`surecast demo`: the main use case end to end, with real processes.
+"""`surecast demo`: three regions of real servers survive faults, and the result is audited.
 
 run.py       the steps: servers, load, faults, audit
 clients.py   the processes that publish and subscribe

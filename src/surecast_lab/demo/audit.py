@@ -1,7 +1,8 @@
-"""The demo's verdict: the clients' logs as a trace, judged by the Spark audit (pipeline/jobs).
+"""The verdict of the demo: Spark's audit job judges the clients' logs.
 
-Spark starts slowly, so it starts in a separate thread while the demo runs. The numpy judge of
-swarm/audit.py gets the same logs, and the two must agree.
+The clients' logs are written as tables (a *trace*), which the audit job (pipeline/jobs) reads. A
+second, independent judge (numpy, swarm/audit.py) gets the same logs, and the two must agree. Spark
+starts slowly, so it is started in a separate thread while the demo runs.
 """
 
 import os
@@ -26,7 +27,7 @@ Say = Callable[[str], None]
 
 
 def check_spark() -> None:
-    """UsageError if PySpark or Java is missing; called before any work."""
+    """Raise UsageError if PySpark or Java is missing; called before the demo starts."""
     from surecast.pipeline.session import find_java, running_session
 
     running_session()
@@ -34,7 +35,7 @@ def check_spark() -> None:
 
 
 class EarlySpark:
-    """A session that starts in the background; `audit` waits for it."""
+    """A Spark session that starts in the background; `audit` waits for it."""
 
     def __init__(self) -> None:
         self._session: SparkSession | None = None
@@ -81,7 +82,7 @@ def judged_by_both(
 
 
 def agreed(found: Audit, tally: Tally) -> Tally:
-    """Spark's verdict; different counts of numpy's judge are added as a violation."""
+    """Spark's verdict. If numpy's judge has other counts, this is added as a violation."""
     verdict = Tally(**{name: getattr(found, name) for name in COUNTS})
     verdict.violations = list(found.violations)
     differ = [

@@ -1,7 +1,7 @@
-"""The demo's publisher and its subscribers: programs as users write them, each a worker process.
+"""The publisher and the subscribers of the demo, each in its own process.
 
-They use only the client library. Each records its acknowledgements or deliveries in a log
-(swarm/audit_log.py), and the audit uses nothing else.
+Like programs of users, they use only the client library. The publisher records its acknowledgements
+in a log, and each subscriber its deliveries (swarm/audit_log.py). The audit uses only these logs.
 """
 
 import asyncio
@@ -30,13 +30,14 @@ __all__ = ["STREAM", "Publishing", "Reading"]
 
 STREAM = "cache.invalidate"
 KEYS, SKEW = 100_000, 1.1
-IN_FLIGHT_MAX = 32  # batches; less than a chain accepts from one publisher
+IN_FLIGHT_MAX = 32  # unacknowledged batches; a chain accepts more from one publisher
 
 
 def keys_and_values(events: int, seed: int) -> tuple[bytes, bytes]:
-    """All keys and all values, each concatenated: u0000042 by Zipf's law; 00000001, 00000002, …
+    """The keys and the values of all events, as two concatenated byte strings.
 
-    Values are unique up to 99,999,999 of them; the audit needs this.
+    Keys, such as u0000042, are Zipf-distributed. Values are numbered: 00000001, 00000002, ... They
+    are unique up to 99,999,999 events; the audit needs this.
     """
     ranks = Zipf(KEYS, SKEW).sample(np.random.default_rng(seed), events)
     names = b"".join(b"u%07d" % rank for rank in range(KEYS + 1))
@@ -62,7 +63,7 @@ class Publishing(User):
         self._orders: asyncio.Queue[tuple[int, float]] = asyncio.Queue()
 
     def publish(self, events: int, seconds: float) -> None:
-        """Offer `events` evenly over `seconds`; 0: as fast as they are acknowledged."""
+        """Publish `events`, evenly distributed over `seconds`; 0: as fast as possible."""
         self._orders.put_nowait((events, seconds))
 
     def status(self) -> dict[str, int]:
@@ -96,7 +97,7 @@ class Publishing(User):
         self._room.release()
 
     def _table(self, lo: int, hi: int) -> pa.RecordBatch:
-        """Events [lo, hi), without a Python object for any of them."""
+        """Events [lo, hi) as an Arrow table, made without a Python object for each event."""
         columns = [
             pa.Array.from_buffers(pa.binary(WIDTH), hi - lo, [None, data], offset=lo)
             for data in self._buffers
@@ -118,7 +119,7 @@ class Reading(User):
         self.marks: list[tuple[int, int]] = []
         self.parts: list[tuple[Any, ...]] = []  # columns: seq, time, key, value, time of delivery
         self.events: list[tuple[Any, ...]] = []  # rows with the same fields
-        # lo, hi, number of events delivered before
+        # Void ranges: (lo, hi, number of events delivered before).
         self.voids: list[tuple[int, int, int]] | None = [] if voids else None
 
     def status(self) -> dict[str, int]:
@@ -131,7 +132,7 @@ class Reading(User):
             numbers(b"".join(column)) if i in (2, 3) else np.array(column, np.int64)
             for i, column in enumerate(rows)
         ]
-        columns = zip(single, *self.parts, strict=True)  # one of the two is empty
+        columns = zip(single, *self.parts, strict=True)  # either `events` or `parts` is empty
         seq, time_us, key, value, got_ns = (np.concatenate(column) for column in columns)
         voids = None if self.voids is None else np.array(self.voids, np.int64).reshape(-1, 3)
         log = ReadEvents(
@@ -172,7 +173,7 @@ class Reading(User):
 
 
 def _words(column: Any) -> Words:
-    """A column of byte strings as numbers; ArrowInvalid if one does not have eight bytes."""
+    """A column of 8-byte strings as numbers; ArrowInvalid if a string has another length."""
     fixed = column.cast(pa.binary(WIDTH))
     if fixed.null_count:
         raise pa.ArrowInvalid("an event without a key")

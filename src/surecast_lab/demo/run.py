@@ -1,20 +1,22 @@
-"""The demo: a real deployment on this machine, a million events, a cut line, a killed server.
+"""Runs the demo: a real deployment on this machine, a million events, a cut link, a killed server.
 
-Three regions of two replicas and a witness each, as `surecast up` starts them, with data on disk
-and a wide-area network between them; a publisher in east, two mesh subscribers in every region and
-a thin one in west, each a process that uses the client library. The steps:
+The deployment has three regions (east, north and west) of two replicas and a witness each, started
+as by `surecast up`, with data on disk. A relay between the regions adds the delays of a wide-area
+network. Clients are processes that use the client library: a publisher in east, two mesh
+subscribers in every region (they exchange events with each other), and a thin subscriber in west
+(it gets all events from a server). The stream keeps the latest event of each key. The steps:
 
     steady     events flow to all regions
-    cut        the line east – west is cut; west gets the events through north
+    cut        the link between east and west is cut; west gets the events through north
     failover   the head of east is killed (SIGKILL) and started again two seconds later
-    away       the line north – west is cut, too: west is isolated, and most of the events are
-               published, as fast as they are acknowledged
-    catch-up   both lines are mended; west is sent the events that are not outdated
-    last       a few more events, to check that everything works
-    audit      every process ends, and their logs are judged: by Spark, whose verdict is reported,
-               and by numpy, which must agree
+    away       the link between north and west is cut, too. While west is isolated, most of the
+               events are published, as fast as possible
+    catch-up   both links are restored; west gets only the events that are still valid
+    last       a few more events are published, to check that everything works
+    audit      all processes end, and the clients' logs are judged: by Spark, whose verdict is
+               reported, and by numpy, which must agree
 
-Every step waits for a condition and not for a time, so a slow machine runs the same steps.
+Every step waits for a condition and not for a fixed time, so a slow machine runs the same steps.
 """
 
 import time
@@ -43,15 +45,15 @@ __all__ = ["Demo", "DemoFailed", "run_demo"]
 
 REGIONS, REPLICAS, MESHED = 3, 2, 2
 OWNER, AWAY, THIRD = "east", "west", "north"
-SHARES = {"steady": 0.1, "cut": 0.1, "failover": 0.1, "away": 0.65}  # of the events; then the last
+SHARES = {"steady": 0.1, "cut": 0.1, "failover": 0.1, "away": 0.65}  # of the events; rest: last
 BATCH_ROWS, BATCHES_MIN = 500, 400  # small runs have smaller batches, so that there are enough
 PACED_S, LAST_S = 4.0, 2.0  # duration of publishing in a paced step, and in the last one
-KEPT_LOOKS = 50  # attempts until all regions report the same number of kept events
+KEPT_LOOKS = 50  # so often at most: until all regions report the same number of kept events
 DOWN_S = 2.0  # from the kill to the new start
 READY_S_MAX = 60.0
 STUCK_S = 60.0  # the demo fails after this time without progress
-LOOK_S = 0.05  # how often clients are asked for their state ...
-SERVERS_LOOK_S = 0.2  # ... and servers
+LOOK_S = 0.05  # interval at which clients are asked for their state
+SERVERS_LOOK_S = 0.2  # the same for servers
 
 Progress = Callable[[str, str, int], None]  # the step, a note on it, events acknowledged
 
@@ -83,18 +85,18 @@ class Demo(msgspec.Struct):
     judge: str  # spark, numpy
     tally: Tally = msgspec.field(default_factory=Tally)
     latency: dict[str, Latency] = {}  # by region; empty if numpy judged alone
-    seconds: float = 0.0  # all of it, from the first process to the verdict
-    audit_s: float = 0.0  # the part for judging
+    seconds: float = 0.0  # from the start of the first process to the verdict
+    audit_s: float = 0.0  # the part of it that judging took
     faults: list[Fault] = []
     lines: dict[str, ClientTrack] = {}  # by reader, and "acknowledged"
-    burst_events: int = 0  # published while west was away ...
-    burst_s: float = 0.0  # ... within this time, acknowledged by two disks
+    burst_events: int = 0  # events published while west was isolated
+    burst_s: float = 0.0  # time until they were acknowledged, that is, on two disks
     longest_pause_s: float = 0.0  # between two acknowledgements around the failover
     down_s: float = DOWN_S  # from the kill to the new start
-    switched_to: str = ""  # west's source while its line to east was cut
-    missed_events: int = 0  # events that west lacked when its lines were mended ...
-    missed_bytes: int = 0  # ... in the size in which they were published
-    shipped_bytes: int = 0  # sent over its lines until it had all
+    switched_to: str = ""  # the region from which west got events while its link to east was cut
+    missed_events: int = 0  # events that west lacked when its links were restored
+    missed_bytes: int = 0  # the size of these events as published
+    shipped_bytes: int = 0  # bytes sent to west until it was up to date
     catch_up_s: float = 0.0
     kept: dict[str, int] = {}  # events that each region still holds
 
@@ -136,7 +138,7 @@ class Run:
     ) -> None:
         self.result, self.folder, self.progress, self.spark = result, folder, progress, spark
         self.state: dict[str, dict[str, int]] = {}  # of the clients, by name
-        self.target = 0  # events ordered so far
+        self.target = 0  # events that the publisher was told to publish so far
         self._step(f"starting {REGIONS} regions × {REPLICAS} replicas, and their witnesses")
         self.relay = stack.enter_context(RelayProcess(RelaySpec(result.seed)))
         self.layout = lead_through(self.relay, free_layout(folder, REGIONS, REPLICAS))
@@ -168,7 +170,7 @@ class Run:
     def steady(self) -> None:
         self._step("events flow to all regions")
         if self.spark is not None:
-            self.spark.start()  # this step leaves processor time for it
+            self.spark.start()  # now, because this step leaves processor time for it
         self.began_ns = time.monotonic_ns()
         self._publish("steady", PACED_S)
         self.until(lambda: self.reached(self.target))
@@ -235,7 +237,7 @@ class Run:
         self.until(lambda: self.reached(self.target))
 
     def finish(self) -> None:
-        """After all deliveries: have the clients write their logs."""
+        """Let the clients write their logs, after all deliveries."""
         self._step("clients write down what they got")
         kept = self.result.kept
         for _ in range(KEPT_LOOKS):  # retention processes events a moment after their commit
@@ -349,8 +351,7 @@ class Run:
         return self.folder / f"{client}.npz"
 
     def _publish(self, step: str, seconds: float) -> int:
-        """Have the publisher publish the step's share of the events; the last step gets the
-        rest."""
+        """Let the publisher publish the step's share of the events; the last step has the rest."""
         events = self.result.events
         count = round(events * SHARES[step]) if step in SHARES else events - self.target
         self.target += count
@@ -371,7 +372,8 @@ class Run:
         return (there or found)[0].get(what) or {}
 
     def _has_source(self) -> bool:
-        """Record west's source; true if it is not the owner, or if all events have arrived."""
+        """Record the region from which west gets the stream. Returns whether this is not the owner
+        any more, or all events have arrived."""
         streams = self._look(AWAY, "streams", "head")
         sources = [s["source"] for s in streams if s["name"] == STREAM and s["source"] != OWNER]
         self.result.switched_to = "".join(sources)

@@ -1,17 +1,21 @@
-"""The lab: the papers' experiments, run again, each with a table, a figure and a verdict.
+"""The lab repeats the experiments of the papers; `surecast lab` runs them and shows the results.
+
+Each experiment makes a table, a figure and a *verdict*, which compares the claims of the paper with
+our measurements. An experiment consists of *points*: runs with different parameters and seeds.
 
     for id, experiment in experiments().items(): ...
     verdict = lab.run.run(experiments()["sprinkler-e6"], progress, out_dir, seeds=(1, 2, 3))
 
 verdict.py        Experiment (its points, how to run one, how to judge all), Verdict
-run.py            runs an experiment and writes its files: points in processes or on Spark
-points.py         a point's rows as a complete file that records the source it was made with
-pool.py           tasks in processes of this machine; pipeline/sweep.py does the same on Spark
+run.py            runs an experiment in processes or on Spark, and writes its files
+points.py         the file with the results of one point; it can be reused by later runs
+pool.py           runs tasks in processes of this machine; pipeline/sweep.py uses Spark instead
 summary.py        means, confidence intervals and quartiles over seeds: in numpy, and as Spark SQL
-student.py        Student's t
+student.py        Student's t, for confidence intervals
 figures.py        axes, lines and saving, so that all figures look alike
 report.py         `surecast lab report`: the results as static pages; html.py makes the HTML
-torture.py        runs seeds of a swarm, adds up results, appends to a ledger (`surecast sim`)
+torture.py        `surecast sim`: runs many seeds of a swarm (a simulated fault test), adds up
+                  the results, and appends them to a file
 state_pages.py    writes the pages of state tables in docs/
 sprinkler/        the experiments of Sprinkler, E1 to E6
 
@@ -24,7 +28,7 @@ from surecast_lab.lab.verdict import Experiment, Progress, Verdict
 
 __all__ = ["Experiment", "Progress", "Verdict", "experiments"]
 
-# Each module has a tuple EXPERIMENTS; the order here is the order of the list.
+# Each module has a tuple EXPERIMENTS. `surecast lab list` shows them in this order.
 _MODULES = (
     "surecast_lab.lab.sprinkler.drivers",
     "surecast_lab.lab.sprinkler.mesh",

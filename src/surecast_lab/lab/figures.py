@@ -1,6 +1,7 @@
-"""Small helpers over matplotlib, so that all figures of the lab look alike.
+"""Helpers for drawing with matplotlib, so that all figures of the lab look alike.
 
-matplotlib is imported on use, and only its Agg canvas: no display, no global state.
+matplotlib is imported when it is first used. Only its Agg canvas is used, which needs no display
+and has no global state.
 """
 
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ def log_log(ax: Any, title: str, x: str, y: str) -> None:
 
 
 def percent_axis(ax: Any, title: str, x: str, y: str, low: float, high: float) -> None:
-    """Logarithmic x, per cent on y between `low` and `high`."""
+    """A logarithmic x axis, and a y axis in per cent between `low` and `high`."""
     ax.set_xscale("log")
     ax.set_ylim(low, high)
     _label(ax, title, x, y)
@@ -72,7 +73,7 @@ def band(ax: Any, line: "Series", label: str | None, colour: str, style: str = "
 def paper_line(
     ax: Any, xs: Sequence[float], ys: Sequence[float], label: str, dotted: bool = False
 ) -> None:
-    """What the paper reports, drawn the same way everywhere."""
+    """Draw a curve that the paper reports, in the same style in all figures."""
     style = ":" if dotted else "--"
     ax.plot(xs, ys, color=PAPER, linestyle=style, linewidth=1.2, label=label, zorder=1)
 

@@ -1,10 +1,10 @@
-"""Builds HTML as a tree of elements, so that every text is escaped and every tag is closed.
+"""Builds the HTML of the lab's pages as a tree of elements, which escapes texts and closes tags.
 
     page("Title", [el("h1", "a < b"), el("p", "see ", el("a", "there", href="x.html"))])
 
-Pages are self-contained: the style is included, nothing is fetched, no script is run. They follow
-the browser's light or dark mode and fit the width of the window; content that is wider – a wide
-table, a figure – scrolls in its own box.
+Pages are self-contained: they include their style, fetch nothing and run no script. They follow the
+browser's light or dark mode and fit the width of the window; a table or figure that is wider
+scrolls in its own box.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ def el(tag: str, *children: Child, **attributes: str) -> Element:
 
 
 def _append_text(parent: Element, text: str) -> None:
-    text = text.replace(" ± ", "\u00a0±\u00a0")  # a number and its error stay in one line
+    text = text.replace(" ± ", "\u00a0±\u00a0")  # non-breaking spaces: no line break between them
     if len(parent):
         parent[-1].tail = (parent[-1].tail or "") + text
     else:

@@ -1,10 +1,12 @@
-"""A point's rows as a file, with the parameters and the source that it was made with.
+"""Runs one point of an experiment and stores its rows in a file, which later runs can reuse.
+
+A point is one run with certain parameters and a seed. The path of its file:
 
     out/lab/<experiment>/points/point=<its parameters>/seed-<n>.parquet
 
-There is one file per point and seed. It is written under a temporary name and renamed, so a visible
-file is complete even if a run is killed. A file records its parameters and a digest of the source
-code; it is used again only if both are the same.
+A file is written under a temporary name and then renamed, so a file under this name is complete
+even if a run was killed. It also records the parameters and a digest of the source code. It is
+reused only if both are unchanged.
 """
 
 import hashlib
@@ -34,7 +36,7 @@ __all__ = [
     "write",
 ]
 
-META = b"surecast"  # the key of the note in a file's metadata
+META = b"surecast"  # the key in the file's metadata that has parameters and digest
 ARROW = {str: "string", int: "int64", float: "float64", bool: "bool_"}
 # The packages that a simulated point depends on, and modules of the lab that only show results.
 SIMULATED = {
@@ -49,7 +51,7 @@ NAME_MAX = 80  # letters of a point's name, before the digest that makes it uniq
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A point to be run, in this process or in another one."""
+    """A point to run, in this process or in another one; it can be sent to a worker."""
 
     run_point: Callable[[Point], list[Row]]
     point: Point
@@ -90,7 +92,8 @@ def tasks_of(
 def name_of(point: Point) -> str:
     """The point's parameters without the seed, as a file name: reading-ours,fanout-2,1f3a9c02.
 
-    The digest distinguishes points whose names differ only in characters that are replaced.
+    Characters that do not suit a file name are replaced. The digest at the end keeps names unique
+    that would be the same after that.
     """
     named = {key: value for key, value in point.items() if key != "seed"}
     text = ",".join(f"{key}-{value}" for key, value in named.items())
@@ -105,8 +108,11 @@ def _canonical(value: Any) -> str:
 
 @cache
 def source_digest() -> str:
-    """A digest of the source that a simulated point can depend on. Unlike a commit it needs no
-    repository, and does not change with a server, a command or a figure."""
+    """A digest of the source files on which the result of a simulated point can depend.
+
+    Unlike the commit, it needs no repository, and it does not change if only the server, the
+    command line or figures change.
+    """
     digest = hashlib.sha256()
     for package, simulated in SIMULATED.items():
         spec = find_spec(package)
@@ -153,7 +159,7 @@ def _note(path: Path) -> dict[str, Any] | None:
         metadata = pq.read_schema(path).metadata or {}
         note: dict[str, Any] = json.loads(metadata[META])
     except (OSError, KeyError, ValueError, pa.ArrowException):
-        return None  # missing, or not a file of the lab
+        return None  # the file is missing, or was not written by the lab
     return note
 
 
@@ -175,7 +181,7 @@ def write(
     table = pa.table(arrays, names=list(columns))
     table = table.replace_schema_metadata({META: json.dumps(dict(note))})
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Two attempts of one task may run at once, so each has its own file until that is complete.
+    # Two attempts of a task may run at the same time, so each writes its own temporary file.
     beside = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
     try:
         pq.write_table(table, beside)
@@ -186,7 +192,7 @@ def write(
 
 @dataclass(slots=True)
 class Kept:
-    """The contents of the files of all points."""
+    """What is stored in the files of all points of an experiment."""
 
     rows: list[Row]  # in the order of the points
     seconds: float  # of all points together

@@ -19,11 +19,11 @@ Done = tuple[int, Any, str]  # the task's number, its result, its error ("" if i
 def run_here(
     function: Callable[[Task], Any], tasks: Iterable[Task], jobs: int = 0
 ) -> Iterator[Done]:
-    """Call `function` with every task; yield results as they are ready. `jobs`: the number of
-    processes; 0: one per core.
+    """Call `function` with every task in `jobs` processes (0: one per core); yield results as they
+    are ready.
 
-    With one job everything runs in this process. If a process crashes, the pool ends: all running
-    and waiting tasks get this as their error.
+    With one job everything runs in this process. If a worker process crashes, the pool ends, and
+    all running and waiting tasks are reported with this error.
     """
     todo = enumerate(tasks)
     jobs = jobs or os.cpu_count() or 1
@@ -33,12 +33,12 @@ def run_here(
     # Spawned, not forked, because this process may have threads.
     context = multiprocessing.get_context("spawn")
     running: set[Future[Done]] = set()
-    unanswered: set[int] = set()  # the numbers of running tasks, and of the one being submitted
+    unanswered: set[int] = set()  # the numbers of tasks that are running or being submitted
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_parent) as pool:
         try:
             while True:
                 while len(running) < 2 * jobs and (following := next(todo, None)) is not None:
-                    unanswered.add(following[0])  # before `submit`, which fails in a broken pool
+                    unanswered.add(following[0])  # first: `submit` raises if the pool is broken
                     running.add(pool.submit(_numbered, function, *following))
                 if not running:
                     return

@@ -1,8 +1,9 @@
 """`surecast lab report`: the results of the experiments as static pages.
 
 There is an index, and a page for each experiment: its question, the set-up, the paper's numbers
-beside ours, the figure, the verdict, and its circumstances. The pages are made only from the
-verdicts and figures in a folder, so they can be written anywhere, long after the runs.
+beside ours, the figure, the verdict, and when, where and from which commit it was run. The pages
+are made only from the verdicts and figures in a folder, so they can be written at any time after
+the runs.
 """
 
 import shutil
@@ -21,7 +22,7 @@ from surecast_lab.lab.verdict import Experiment, Verdict, number, short
 __all__ = ["Book", "write_book"]
 
 TITLE = "The lab: papers’ experiments, run again"
-CLAIMS = "claims"  # the entry of `ours` with the claims that hold or do not
+CLAIMS = "claims"  # the entry of `Verdict.ours` that says which claims hold
 WIDE = 2.0  # a figure with at least this ratio of width to height gets the full width
 
 
@@ -66,7 +67,8 @@ def _load(experiment: Experiment, out_dir: Path) -> Verdict | None:
 
 
 def _is_wide(figure: Path) -> bool:
-    """Whether a figure gets the full width, by the header of a PNG; other formats do not."""
+    """Whether a figure is so wide that it gets the full width of the page. Only the size of PNG
+    files is known."""
     head = figure.read_bytes()[:24]
     width, height = (int.from_bytes(head[at : at + 4], "big") for at in (16, 20))
     return head[:4] == b"\x89PNG" and (width >= WIDE * height or width >= 1000)
@@ -128,7 +130,7 @@ def _index_row(experiment: Experiment, verdict: Verdict | None) -> Element:
 
 
 def _badge(holds: bool | None, bad: bool = True, words: tuple[str, str] = ("yes", "no")) -> Element:
-    """Yes in green; no in red if `bad`; a dash for None."""
+    """A label: "yes" in green, "no" (in red if `bad`), or a dash for None."""
     if holds is None:
         return el("span", "–")
     if holds:

@@ -1,7 +1,8 @@
-"""Runs the points of an experiment, here or on Spark, judges their rows, and writes its files.
+"""Runs an experiment: its points, its verdict, and the files with its results (`surecast lab run`).
 
-Both ways run the same points, keep the same files (lab/points.py), and give the same rows. Points
-whose files exist are not run again, so a run that was killed continues where it ended.
+A point is one run with certain parameters and a seed. Points run in processes of this machine or as
+Spark tasks; the files (lab/points.py) and rows are the same. Points whose files exist are not run
+again, so a run that was killed continues where it ended.
 """
 
 import shlex
@@ -35,7 +36,8 @@ FAILURES_SHOWN = 20
 
 
 class PointFailed(SurecastError):
-    """Some points failed, so there is no verdict. The message has the command to repeat each."""
+    """Some points failed, so there is no verdict. The message has a command to repeat each
+    point."""
 
     def __init__(self, message: str, failed: list["Failed"]) -> None:
         super().__init__(message)
@@ -73,10 +75,10 @@ def run(
 ) -> Verdict:
     """Run missing points, write rows, summary, figure and verdict, and return the verdict.
 
-    `quick` uses a size that suits a test. A result needs a confidence interval, so several seeds
-    are wanted; one is allowed for a first look. `fresh` runs existing points again; `any_source`
-    also accepts points made with other source code, for example if only texts or figures have
-    changed since.
+    `quick` runs a small variant for tests. Use several seeds, because a result needs a confidence
+    interval; one seed is enough for a first look. `fresh` runs points again even if their files
+    exist. `any_source` also reuses files that were made with other source code, for example if only
+    comments or figures have changed since.
     """
     from surecast_lab.bench.machine import circumstances
 
@@ -187,7 +189,7 @@ def _summarise(experiment: Experiment, tasks: list[Task], rows: list[Row], where
         summary = summarise_on_spark(where.spark, paths, experiment.by, experiment.values, seeds)
     else:
         summary = summarise(rows, list(experiment.by), list(experiment.values))
-    # A group with two rows of one seed would count them as two seeds.
+    # If a group had two rows of one seed, they would count as two seeds.
     assert summary.seeds <= seeds, f"{experiment.id}: `by` does not tell all its rows apart"
     return summary
 

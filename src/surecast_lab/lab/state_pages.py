@@ -1,8 +1,9 @@
-"""Writes the pages on states from the state tables: `python -m surecast_lab.lab.state_pages`.
+"""Writes two pages from state tables: docs/protocols/chain-states.md and docs/session-states.md.
 
-A page has, for each table, its states, a diagram (Mermaid, which GitHub and most viewers of
-Markdown draw), its inputs and its transitions. tests/surecast_lab/lab/test_state_pages.py compares
-the stored pages with the tables.
+    python -m surecast_lab.lab.state_pages
+
+For each table a page has the states, a diagram (in Mermaid, which GitHub draws), the inputs and the
+transitions. tests/surecast_lab/lab/test_state_pages.py compares the stored pages with the tables.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,7 @@ TITLES = {
     "service": "The configuration service, for each chain",
     "session": "A session",
 }
-Reasons = Mapping[str, Mapping[Row, str]]  # where a row is not met → the rows and the reasons
+Reasons = Mapping[str, Mapping[Row, str]]  # kind of run → {row that does not occur in it: reason}
 
 
 def _page(title: str, module: ModuleType, source: str, tables: Mapping[str, str]) -> str:
@@ -76,7 +77,7 @@ def session_page() -> str:
     return _page("States of a session", sessions, "src/surecast/core/sessions.py", tables)
 
 
-# Below docs/.
+# The pages, by their path in docs/.
 PAGES = {"protocols/chain-states.md": chain_page, "session-states.md": session_page}
 
 

@@ -1,4 +1,4 @@
-"""Confidence of a mean over a few seeds: Student's t, without a table and without scipy."""
+"""Confidence intervals of a mean over a few seeds, by Student's t-distribution, without scipy."""
 
 from functools import cache
 from math import atan, cos, pi, sin, sqrt
@@ -14,7 +14,7 @@ def t_factor(count: int) -> float:
     95 % confidence interval: 12.71 for two numbers, 2.776 for five, 1.96 for very many."""
     assert count >= 2, "one number has no spread"
     low, high = 0.0, 1000.0
-    for _ in range(60):  # halves the interval down to the last bit
+    for _ in range(60):  # bisection: 60 steps reach the precision of a float
         middle = (low + high) / 2
         if within(middle, count - 1) < CONFIDENCE:
             low = middle
@@ -24,7 +24,7 @@ def t_factor(count: int) -> float:
 
 
 def within(t: float, freedom: int) -> float:
-    """The probability that |T| <= t: a finite sum for whole degrees of freedom."""
+    """The probability that |T| <= t. For integer degrees of freedom it is a finite sum."""
     angle = atan(t / sqrt(freedom))
     squared = cos(angle) ** 2
     odd = freedom % 2

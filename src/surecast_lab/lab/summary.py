@@ -1,8 +1,8 @@
-"""Summarises rows over seeds, per group and value: mean, 95 % confidence interval, quartiles.
+"""Summarises the rows of an experiment over its seeds: mean, 95 % confidence interval, quartiles.
 
-There are two implementations: `summarise` in numpy, `summarise_on_spark` as Spark SQL over the
-points' files. A test checks that they agree. Figures are drawn from a `Summary`, never from single
-seeds.
+Rows that differ only in their seed form a group; each value is summarised per group. There are two
+implementations: `summarise` in numpy, and `summarise_on_spark` as Spark SQL over the files of the
+points. A test checks that they agree. Figures are drawn from a `Summary`, never from single seeds.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["STATISTICS", "Series", "Summary", "summarise", "summarise_on_spark"]
 
-# The columns for each group and value. `low` and `high` bound the mean (None for a single seed).
+# The columns for each group and value. `low` and `high` are the bounds of the confidence interval
+# (None for a single seed).
 STATISTICS = {
     "n": int,
     "mean": float,
@@ -35,7 +36,7 @@ SPARK_TYPES = {str: "STRING", int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN"}
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A value along a column, for a figure; with a single seed low = mean = high."""
+    """One line of a figure: a value against a column. With a single seed low = mean = high."""
 
     x: list[float]
     mean: list[float]
@@ -167,7 +168,7 @@ def summarise_on_spark(
     values: Mapping[str, type],
     seeds: int,
 ) -> Summary:
-    """The same by Spark, from the points' files."""
+    """The same as `summarise`, computed by Spark from the files of the points."""
     columns = {"seed": int, **by, **values}
     schema = ", ".join(f"{_quoted(name)} {SPARK_TYPES[kind]}" for name, kind in columns.items())
     points = spark.read.schema(schema).parquet(*map(str, files))

@@ -1,8 +1,10 @@
-"""Runs seeds of a protocol's swarm, adds up their results, and appends a run to the ledger file.
+"""Runs many seeds of a swarm, adds up their results, and appends them to a ledger file.
 
-Each seed is one world: it draws a cluster, a workload and faults, heals, and is judged by the
-records of publishers and subscribers. Seeds share nothing, so they run in processes of this machine
-or as Spark tasks, and their results are added up in any order.
+A swarm is a randomized fault test in the simulator (`surecast_lab.swarm`): a seed determines a
+cluster, a workload and faults; at the end all faults are healed, and the records of publishers and
+subscribers are checked. `surecast sim` and `make torture` use this module. Seeds are independent of
+each other, so they run in processes of this machine or as Spark tasks, and their results are added
+up in any order.
 """
 
 import json
@@ -54,10 +56,10 @@ SUMMED = (
     "duplicated",
     "misordered",
 )
-SEEDS_FOR_COVERAGE = 50  # fewer seeds may leave a handler untouched by chance
-SEEDS_FOR_TRANSITIONS = 500  # fewer seeds may miss a rare transition by chance
+SEEDS_FOR_COVERAGE = 50  # fewer seeds may by chance not reach a message handler
+SEEDS_FOR_TRANSITIONS = 500  # fewer seeds may by chance not reach a rare transition
 HOUR_NS = 3_600_000_000_000
-FAILING_IN_LEDGER = 100  # seeds named in one line
+FAILING_IN_LEDGER = 100  # an entry lists at most so many failing seeds
 
 
 def swarms() -> list[str]:
@@ -99,7 +101,7 @@ def run_seeds_on_spark(
     seeds: Sequence[int],
     progress: Callable[[int, int, str], None],
 ) -> list[Result]:
-    """The same as Spark tasks, one per seed."""
+    """Run every seed as a Spark task."""
     from surecast.pipeline.sweep import run_tasks
 
     return [
@@ -112,7 +114,7 @@ def run_seeds_on_spark(
 
 
 def merge(protocol: str, results: Iterable[Result]) -> Summary:
-    """Add up the results of many seeds; the order they come in does not matter."""
+    """Add up the results of many seeds, in any order."""
     ordered = sorted(results, key=lambda result: result["seed"])
     coverage = _add_up(ordered, "coverage")
     transitions = _add_up(ordered, "transitions")
@@ -151,7 +153,8 @@ def _add_up(results: Iterable[Result], key: str) -> dict[str, int]:
 
 
 def passed(summary: Summary) -> bool:
-    """No violation. Of enough seeds also: all handlers were reached, all transitions were met."""
+    """Whether there was no violation, and, if there were enough seeds, all message handlers and all
+    transitions of the state tables were reached."""
     if summary["seeds"] >= SEEDS_FOR_COVERAGE and not summary["coverage"]:
         return False
     return not (summary["violations"] or summary["unexercised"] or summary["unmet"])
@@ -185,8 +188,10 @@ def ledger_line(summary: Summary, first_seed: int, seconds: float, ran: str) -> 
 
 
 def append_to_ledger(path: Path, line: dict[str, Any] | None = None) -> None:
-    """Append one line in one write, so that lines of concurrent runs do not mix. Without a line
-    this only checks that the file can be written, before hours of work."""
+    """Append a line to the ledger, in one write, so that lines of concurrent runs do not mix.
+
+    Without a line it only checks that the file can be written; this is done before a long run.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab", buffering=0) as ledger:

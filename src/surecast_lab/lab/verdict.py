@@ -1,9 +1,10 @@
-"""Experiments and their verdicts.
+"""The classes `Experiment`, which modules of the lab define, and `Verdict`, its result.
 
-An experiment is a list of *points*: plain parameters, each with one seed. Points are independent,
-so they run in this process, in other processes or as Spark tasks, and give the same rows everywhere
-(lab/run.py). The verdict is computed from all rows; the figure is drawn only from their summary
-over seeds (lab/summary.py), so everything that it shows is in that table.
+An experiment repeats a figure or table of a paper. It consists of *points*: runs with certain
+parameters and a seed, each of which returns rows of a table. Points are independent of each other.
+They run in this process, in other processes or as Spark tasks (lab/run.py), and give the same rows
+everywhere. The verdict is computed from all rows. The figure is drawn only from their summary over
+the seeds (lab/summary.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,15 +34,15 @@ __all__ = [
 ]
 
 Progress = Callable[[int, int, str], None]  # (steps done, steps in all, current step)
-Point = dict[str, Any]  # the parameters of one run, "seed" among them; what JSON can hold
+Point = dict[str, Any]  # the parameters of one run with its "seed"; values that JSON can hold
 Row = dict[str, Any]
 
 
 class Spread(msgspec.Struct):
-    """A number measured once per seed."""
+    """The mean and the range of a number that was measured once per seed."""
 
     mean: float
-    ci95: float | None  # half the width of its 95 % confidence interval; None: a single seed
+    ci95: float | None  # half the width of the 95 % confidence interval; None for a single seed
     min: float
     max: float
     n: int
@@ -61,7 +62,8 @@ def spread(values: Sequence[float], digits: int = 4) -> Spread:
 def with_each_seed(
     claims: Callable[[Sequence[Row]], Mapping[str, bool]], rows: Sequence[Row]
 ) -> dict[str, str]:
-    """For claims judged by means over seeds: with how many single seeds each claim holds."""
+    """For claims that are judged by means over the seeds: for how many single seeds each claim
+    holds."""
     seeds = {row["seed"] for row in rows}
     found = [claims([row for row in rows if row["seed"] == seed]) for seed in seeds]
     return {claim: f"{sum(one[claim] for one in found)} of {len(found)}" for claim in found[0]}
@@ -73,19 +75,19 @@ class Verdict(msgspec.Struct, kw_only=True):
     id: str
     headline: str  # our result, in a line
     paper: dict[str, Any]  # claim -> number or sentence
-    ours: dict[str, Any]  # the same claims as measured, and whatever belongs to them
-    reproduced: bool  # every claim holds, in the reading that `notes` names
+    ours: dict[str, Any]  # claim -> our measurement; and further measurements
+    reproduced: bool  # every claim holds, in the interpretation (reading) named in `notes`
     beaten: (
         bool | None
-    )  # better than the paper, by the measure that `notes` names; None: nothing to beat
+    )  # better than the paper, by the measure named in `notes`; None: not comparable
     scale: str  # how large this run was
     seeds: list[int]
-    notes: list[str]  # readings, and everything that differs from the paper
+    notes: list[str]  # interpretations of the paper, and all differences from it
     # The following fields are set by the run.
-    quick: bool = False  # the small variant, for a first look
+    quick: bool = False  # whether this was the small variant for tests
     points: int = 0
-    points_s: float = 0.0  # of all points, including those of earlier runs
-    wall_s: float = 0.0  # of this run; short if all points existed before
+    points_s: float = 0.0  # duration of all points together, with those of earlier runs
+    wall_s: float = 0.0  # duration of this run; short if all points existed before
     ran: str = ""  # where the points ran
     date: str = ""
     commit: str = ""

@@ -1,14 +1,21 @@
-"""The verdict on a large run of one latest-per-key stream, from its clients' logs alone.
+"""Judges a large run of one stream with latest-per-key retention, from its clients' logs alone.
 
-`protocols.sprinkler.checks` judges small runs: plain loops over rows, for any retention rule. A
-million events and seven readers are too many for it, so this module makes the same checks on whole
-columns with numpy. It uses none of the code that it judges: no batch, index or kernel. The tests
-judge small runs, sound and faulty ones, with both.
+The demo uses it. Small runs are judged by `protocols.sprinkler.checks`, with plain loops over rows
+and for any retention rule. These loops are too slow for a million events and seven readers, so this
+module makes the same checks on whole columns with numpy. It uses none of the code that it judges
+(batches, indexes, kernels). The tests judge small runs, correct and faulty ones, with both.
 
-The guarantees are those of `checks`: G1 only published events, G2 rising positions, G3 the
-publisher's order, G4 for each position an event, or a void and later an event that collects it, G9
-the same end for all, G10 no acknowledged event is lost or has two positions. It holds a few columns
-of the size of one reader's log at a time.
+The guarantees, numbered as in `checks`:
+
+G1  readers get only published events
+G2  positions rise
+G3  events are in their publisher's order
+G4  for each position a reader gets either the event, or later a newer event of the same key, which
+    made the position void
+G9  all readers reach the same end
+G10 no acknowledged event is lost or has two positions
+
+In memory are a few columns of the length of the publisher's log and of one reader's log.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,7 +40,7 @@ def judge(
 ) -> Tally:
     """Judge a run in which every reader should have reached `end`, the last position + 1.
 
-    `readers` is iterated once, so logs can be loaded one by one.
+    `readers` may be a generator that loads one log at a time.
     """
     verdict = Judge(offered, end)
     for reader in readers:
@@ -54,7 +61,8 @@ class Judge:
         self._sorted = offered.value[self._by_value]
         _, key_ids = np.unique(offered.key, return_inverse=True)
         self._key_id = key_ids.astype(np.int64)
-        # The index of the offered event at each position, from acknowledgements and readers.
+        # The index of the offered event at each position, learned from acknowledgements and from
+        # deliveries.
         self._event_at = np.full(max(end, 1), NOBODY, np.int64)
         self._time_at = np.zeros(max(end, 1), np.int64)
         self._take_acknowledgements()
@@ -99,7 +107,7 @@ class Judge:
         self._voids(reader, events, known, inside)
 
     def _genuine(self, reader: ReadEvents) -> Int64s:
-        """G1, G10: find the offered event of each row; none may occur twice."""
+        """G1, G10: find the published event of each row; no event may occur twice."""
         events = self._find(reader.value)
         strange = events == NOBODY
         self._examples(f"G1 {reader.reader}: nobody published what it got at", reader.seq[strange])
@@ -122,7 +130,8 @@ class Judge:
         return found
 
     def _agrees(self, reader: ReadEvents, events: Int64s, known: npt.NDArray[np.bool_]) -> None:
-        """G10: a position has the event acknowledged there, and the same event for every reader."""
+        """G10: each position has the event that was acknowledged for it, and every reader gets the
+        same event."""
         seq, got, time_us = reader.seq[known], events[known], reader.time_us[known]
         there = self._event_at[seq]
         others = (there != NOBODY) & (there != got)
@@ -151,7 +160,7 @@ class Judge:
         newest = np.zeros(int(self._key_id.max(initial=-1)) + 1, np.int64)
         np.maximum.at(newest, self._key_id[events[known]], reader.seq[known])
         what = self._event_at[missing]
-        known_event = what != NOBODY  # others were neither acknowledged nor delivered so far
+        known_event = what != NOBODY  # unknown: neither acknowledged nor delivered so far
         at, its_key = missing[known_event], self._key_id[what[known_event]]
         unexplained = at[newest[its_key] <= at]
         self.tally.lost += unexplained.size

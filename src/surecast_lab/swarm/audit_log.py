@@ -1,14 +1,13 @@
-"""Logs that the clients of a large run record, as columns: a million events are a few arrays.
+"""The logs that clients of a large run (such as the demo) record, as columns in numpy arrays.
 
-The publisher's log has a row for every event it offered, in that order, with the acknowledged
-position. A reader's log has a row for every event delivered to it. Keys and values of such a run
-have eight bytes each, so a column of them is a column of numbers, and comparing the numbers
-compares the bytes.
+The publisher's log has a row for every event it published, in order, with the acknowledged
+position. A reader's log has a row for every event delivered to it. In such a run all keys and all
+values have eight bytes. So each is stored as one 64-bit number, and comparing the numbers compares
+the bytes.
 
-A log also has *marks*: times at which the client had reached certain positions. Figures and pauses
-are computed from them; the verdict does not use them. These times, and those at which each event
-was offered or delivered, are nanoseconds of the machine's monotonic clock, which is the same for
-all processes.
+A log also has *marks*: pairs of a time and the position that the client had reached then. Figures,
+and the longest pauses, are computed from the marks; the verdict (`audit.py`) does not use them. All
+times are nanoseconds of the machine's monotonic clock, which is the same for all its processes.
 """
 
 from dataclasses import dataclass, field
@@ -50,7 +49,8 @@ def _no_numbers() -> Int64s:
 
 @dataclass(slots=True)
 class Marks:
-    """Times and the positions reached by then; for a publisher, the events acknowledged."""
+    """Times, and the position that a reader had reached at each; for a publisher, the number of
+    events acknowledged by then."""
 
     at_ns: Int64s = field(default_factory=_no_numbers)
     position: Int64s = field(default_factory=_no_numbers)
@@ -71,8 +71,9 @@ class OfferedEvents:
 class ReadEvents:
     """One reader's log of one stream.
 
-    A reader that requests voids records them. For one that does not (`voids` is None), every
-    position without an event is void or lost; the judge decides which.
+    A reader that requests voids (ranges of positions with obsolete events) records them. If a
+    reader does not request them, `voids` is None, and a position without an event may be void or
+    lost; the judge decides which.
     """
 
     reader: str
@@ -80,7 +81,7 @@ class ReadEvents:
     time_us: Int64s  # since 1970, in the unit that batches and events share
     key: Words
     value: Words
-    voids: npt.NDArray[np.int64] | None = None  # rows of lo, hi
+    voids: npt.NDArray[np.int64] | None = None  # rows of (lo, hi): void positions, half-open
     malformed: int = 0  # events whose key or value did not have eight bytes
     marks: Marks = field(default_factory=Marks)
     got_ns: Int64s | None = None  # when each event was delivered

@@ -6,9 +6,15 @@
     cluster.world.run(until_ns=5 * SECOND)
     cluster.judge().violations  # []
 
-Tests, the lab, the demo and the swarm all build their clusters with this class. Streams of several
-deliveries may share the chains: `open(..., delivery="x")` creates one, `add_reader("east/x0", "x")`
-reads it, `judges["x"]` judges it.
+Tests, the lab and the swarms build their clusters with the class `Cluster`: regions whose replicas
+form a chain, each with a configuration service (the witness, which decides who is in the chain),
+publishers and readers. Readers are *thin* subscribers, which get all events from a server, *mesh
+clients*, which also exchange events with each other, or readers of another delivery. An *audit* is
+a reader that is added at the end and reads everything again from one replica.
+
+A stream's delivery is the protocol that carries its events to readers. Streams of several
+deliveries may share the chains: `open(..., delivery="x")` creates a stream of the delivery "x",
+`add_reader("east/x0", "x")` adds a reader of its streams, and `judges["x"]` judges them.
 """
 
 from collections import Counter
@@ -51,12 +57,15 @@ from surecast.stacks import region_replica
 
 __all__ = ["Cluster", "JudgeOfStream"]
 
-JudgeOfStream = Callable[[Record, Tally], None]  # adds what it finds to the tally
+JudgeOfStream = Callable[[Record, Tally], None]  # adds counts and violations to the tally
 
 
 def _split(options: dict[str, Any], common: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Options of replicas by role, except the chain, which has its own. Each option goes to every
-    role whose config has a field of this name; entries of `common` that no role has are ignored."""
+    """Distribute options of replicas to the roles (layers) of a replica, except the chain.
+
+    Each option goes to every role whose config class has a field of this name. An entry of
+    `options` that no role has is an error; such an entry of `common` is ignored.
+    """
     names = {
         name: {field.name for field in fields(role.config)}
         for name, role in roles().items()
@@ -96,8 +105,9 @@ class Cluster:
         judges: Mapping[str, JudgeOfStream] | None = None,
         validate: bool | None = None,
     ) -> None:
-        """`validate`: as in `World`; off by default if machines are replaced, because tests that
-        break a rule show what its clients see of that."""
+        """`validate`: as in `World`. It is off by default if machines are replaced (`types`,
+        `client_type`), because such tests break a rule on purpose and check what clients
+        observe."""
         self.world = World(
             seed,
             Link(300_000),
@@ -121,7 +131,7 @@ class Cluster:
         self.counters: dict[str, Counter[str]] = {}  # by node, over all its restarts
         self.records: dict[str, Record] = {}
         self.owners: dict[str, str] = {}
-        self.deliveries: dict[str, str] = {}  # of streams without the default delivery
+        self.deliveries: dict[str, str] = {}  # stream → delivery, if it is not the default one
         self.read_in: dict[str, Collection[str]] = {}  # stream → its regions, unless in all
         self.judges = {DEFAULT_DELIVERY: check, **(judges or {})}  # by delivery
         self.streams: dict[str, LogId] = {}
@@ -129,18 +139,18 @@ class Cluster:
         self.offered: dict[tuple[str, str], list[list[bytes]]] = {}  # (publisher, stream) batches
         self.numbers: dict[tuple[str, str], int] = {}
         self.readings: dict[tuple[str, LogId], Reading] = {}
-        self.stood: dict[LogId, int] = {}  # where streams ended when the last audit began
+        self.stood: dict[LogId, int] = {}  # the end of each stream when the last audit began
         self.failed: list[Failed] = []
-        self.refused: dict[str, list[bytes]] = {}  # stream → the values of what failed
+        self.refused: dict[str, list[bytes]] = {}  # stream → the values of failed publishes
         self.unopened: list[Opened] = []  # streams whose creation was refused
-        # Streams that are created again under the name of a deleted one have records of their own:
-        # name → the record of the stream that has the name next.
+        # A stream that is created under the name of a deleted stream has its own record:
+        # name → the record of the new stream.
         self.renewed: dict[str, str] = {}
-        self.refusals: dict[str, str] = {}  # stream that must still be refused → expected reason
+        self.refusals: dict[str, str] = {}  # streams that must be refused → expected reason
         self.publishers: list[str] = []
         self.subscribers: list[str] = []  # all readers except those that left
         self.readers: dict[str, str] = {}  # readers of other deliveries → the delivery
-        self.clients: dict[str, dict[str, int]] = {}  # mesh client → stream followed and its start
+        self.clients: dict[str, dict[str, int]] = {}  # mesh client → {stream: start}
         self.callers: list[str] = []  # clients that send queries (`query_clients.py`)
         self.gone: list[str] = []  # clients that left
         for a in self.regions:
@@ -203,7 +213,8 @@ class Cluster:
     def add_subscriber(self, name: str, replicas: tuple[str, ...] = ()) -> None:
         """Add a thin subscriber that follows every stream from its first position.
 
-        By default it reads from any replica of its region; with `replicas` given it is an audit.
+        By default it reads from any replica of its region. If `replicas` is given, it reads from
+        these, and its deliveries are recorded as an audit.
         """
         region = name.split("/")[0]
         config = SubscriberConfig(replicas or self.regions[region])
@@ -218,8 +229,9 @@ class Cluster:
         """Add the registry's reader for a delivery. It follows all streams of the delivery that can
         be read in its region.
 
-        By default it reads from any replica of its region; with `servers` given it is an audit.
-        After a crash and restart it continues at the position it had reached.
+        By default it reads from any replica of its region. If `servers` is given, it reads from
+        these, and its deliveries are recorded as an audit. After a crash and restart it continues
+        at the position it had reached.
         """
         region = name.split("/")[0]
         place = Place(region, servers or self.regions[region])
@@ -245,7 +257,7 @@ class Cluster:
     def add_client(
         self, name: str, follows: dict[str, int] | None = None, replicas: tuple[str, ...] = ()
     ) -> None:
-        """Add a mesh client. `follows`: stream → start (0 latest); by default all from 1.
+        """Add a mesh client. `follows`: stream → start (0: the latest); by default all from 1.
 
         After a crash and restart it continues, as an application does, at the position it had
         reached.
@@ -270,7 +282,7 @@ class Cluster:
         self.world.add(name, factory)
 
     def remove_client(self, name: str) -> None:
-        """Remove a client for good; its deliveries until then are still judged."""
+        """Remove a client permanently; its deliveries until now are still judged."""
         self.subscribers.remove(name)
         self.gone.append(name)
         for (reader, _), reading in self.readings.items():
@@ -284,7 +296,7 @@ class Cluster:
         self.world.at(self.world.now_ns, name, Follow(self.streams[stream], start))
 
     def unfollow(self, name: str, stream: str) -> None:
-        """Have a mesh client unfollow a stream; its deliveries until then are still judged."""
+        """Have a mesh client unfollow a stream; its deliveries until now are still judged."""
         del self.clients[name][stream]
         self.readings[name, self.streams[stream]].left = True
         self.world.at(self.world.now_ns, name, Unfollow(self.streams[stream]))
@@ -450,7 +462,8 @@ class Cluster:
         return [name for name, reads in self.readers.items() if reads == delivery]
 
     def settled(self, readers: list[str] | None = None) -> bool:
-        """Whether all offers are acknowledged and all readers are at the same end behind them."""
+        """Whether all offers are acknowledged, and all readers have reached the same end, which is
+        after all acknowledged events."""
         if len(self.streams) < len(self.records) or self.unacknowledged():
             return False
         for stream, record in self.records.items():
@@ -463,8 +476,9 @@ class Cluster:
         """Read every replica from the first position of every stream of the default delivery, with
         new subscribers; returns whether they reached the end.
 
-        First wait for the positions that all readers have reached to arrive at all replicas. The
-        audit is judged by the retention rules up to these positions (expiry goes on meanwhile).
+        First wait two seconds, so that the positions that all readers have reached also arrive at
+        all replicas. The judge applies the retention rules to the audit only up to these positions,
+        because events may expire during the audit.
         """
         for name, stream in self.streams.items():
             reached = [self.position(reader, name) for reader in self.readers_of(name)]

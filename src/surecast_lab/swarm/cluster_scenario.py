@@ -1,8 +1,9 @@
-"""The common part of scenarios on regions of replicas: drawing a cluster, and judging it.
+"""Base classes of swarm scenarios with regions of replicas: drawing a cluster, and judging it.
 
-A plan has 1-5 regions with chains of 1-3, streams with various retention rules, publishers, and
-faults of servers and of the links between them. A scenario derives from both classes here and adds
-what is specific to its protocol: streams of its delivery, readers, further faults, a judge.
+A plan has 1-5 regions with chains of 1-3 replicas, streams with various retention rules,
+publishers, and faults of servers and of the links between them. The scenario of a protocol derives
+its plan from `ClusterPlan` and itself from `ClusterScenario`. It adds what is specific to the
+protocol: streams of its delivery, readers, further faults, and a judge.
 """
 
 from collections import Counter
@@ -105,7 +106,7 @@ def draw_span(rng: Random, duration_ns: int) -> tuple[int, int]:
 class ClusterScenario(Scenario[C]):
     """A scenario that runs on a `Cluster`."""
 
-    # Coverage is counted for the layers of these protocols.
+    # Coverage (how often each message handler ran) is counted for the layers of these protocols.
     protocols: ClassVar[frozenset[str]] = frozenset({"chain", "streams"})
 
     cluster: Cluster
@@ -157,8 +158,8 @@ class ClusterScenario(Scenario[C]):
         return not isinstance(fault, Wipe) or self._may_wipe(fault.name)
 
     def _may_wipe(self, name: str) -> bool:
-        """Whether the disk of `name` may be wiped: only if another full member is running, and once
-        per region. Replicas do not promise to survive more."""
+        """Whether the disk of `name` may be wiped: only if another full member of the chain is
+        running, and once per region. Chain replication does not promise to survive more."""
         region = name.split("/")[0]
         others = [m.name for m in self.cluster.members(region) if m.name != name]
         alive = any(self.cluster.world.machine(n) is not None for n in others)

@@ -1,10 +1,12 @@
-"""A program that reads by named subscriptions and records its deliveries; the region stores its
-position.
+"""A test application that reads by named subscriptions and records its deliveries.
 
-It uses the public API and acknowledges the events it has recorded. After a kill and restart it
-continues at the position that the region stored. This position may be a little before the end of
-its delivery log, but never behind it, and never before a position whose acknowledgement was
-confirmed. Events delivered again must be the same; they are not recorded twice.
+The process swarms (`process_cluster.py`) kill and restart it. It uses the public API, writes
+deliveries to a file, its delivery log, and acknowledges the events that it has written. The region
+stores the acknowledged position (the *cursor* of the subscription), and after a restart the program
+continues there. This position may be before the end of the delivery log, because the last
+acknowledgements may be lost, but never after it. It is never before a position whose
+acknowledgement was confirmed. Events that are delivered again must be the same as before; they are
+not recorded twice.
 """
 
 import asyncio
@@ -29,7 +31,7 @@ REASONS = {name: reason for reason, name in REASON_NAMES.items()}
 
 
 class CursorApp:
-    """`args`: url, name, streams (name → id as hex), stored (a file of its own)."""
+    """`args`: url, name, streams (name → id as hex), stored (the file of confirmed positions)."""
 
     def __init__(self, args: dict[str, Any], delivery_log: Path) -> None:
         self.args = args
@@ -89,13 +91,13 @@ async def connected(url: str, mesh: bool = False) -> Client:
 
 
 class _Page:
-    """One stream of the program."""
+    """The deliveries of one stream: events are collected, written to the log, and acknowledged."""
 
     def __init__(self, app: CursorApp, stream: LogId) -> None:
         self.app, self.stream = app, stream
         self.next = app.delivery_log.positions.get(stream, 1)
         self.pending: list[Event] = []
-        self.written: Event | None = None  # the last one
+        self.written: Event | None = None  # the last event in the delivery log
         self.news = asyncio.Event()
         self.began = False
 
@@ -119,8 +121,8 @@ class _Page:
                 self.news.set()
 
     async def acknowledge(self, subscription: Subscription) -> None:
-        """Acknowledge recorded events. This may block while the region cannot write; reading goes
-        on meanwhile."""
+        """Acknowledge recorded events. An acknowledgement may wait while the region cannot write;
+        reading continues in another task."""
         while True:
             await self.news.wait()
             self.news.clear()
@@ -131,8 +133,11 @@ class _Page:
 
 
 def as_batches(stream: LogId, events: list[Event], start: int) -> list[Batch]:
-    """The events as batches in which they could have been delivered: adjacent events with the same
-    time share a batch. The first wanted position is `start`; a void range may begin before it."""
+    """Make batches of delivered events: adjacent events with the same time share a batch.
+
+    `start` is the first position that the delivery log lacks. A void range that begins before it is
+    shortened.
+    """
     found: list[Batch] = []
     run: list[Event] = []
     for event in [*events, None]:

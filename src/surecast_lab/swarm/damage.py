@@ -1,9 +1,12 @@
-"""Damaged and rolled-back disks in a swarm: which faults a seed draws, and which are allowed when.
+"""Disk faults of simulated swarms: damaged disks, and disks replaced by older copies.
 
-A fault is skipped only if it could destroy the last readable copy of some data, because replicas
-promise nothing in this case. A region of several replicas needs another complete member of the
-chain; a lone replica needs another region with all streams that it owns. Meanwhile every replica is
-checked: one whose disk has holes must not be head or tail of a chain that has other members.
+This module draws these faults from a seed and decides, when a fault is due, whether it is allowed.
+A fault is skipped if it could destroy the last readable copy of some data, because the protocols
+promise nothing in this case. So in a region of several replicas another member of the chain must
+have all data. If a region has only one replica, another region must have all streams that it owns.
+
+During the run the module also checks every replica: if a disk has holes (positions that cannot be
+read), its replica must not be head or tail of a chain that has other members.
 """
 
 from functools import partial
@@ -40,14 +43,14 @@ def draw_damage(
         fault = draw(rng, replicas, [], ["damage", "damage", "roll back"])
         assert isinstance(fault, Damage | RollBack)
         region, copied = fault.name.split("/")[0], [fault.name]
-        if isinstance(fault, RollBack) and regions[region] == 1:  # its witness is in its folder
+        if isinstance(fault, RollBack) and regions[region] == 1:  # the folder has the witness, too
             fault = RollBack(fault.name, f"{region}/config")
             copied.append(fault.beside)
         plan.faults.append(Timed(at_ns, for_ns, fault))
         copied_ns = max(at_ns - int(rng.expovariate(1 / (2 * SECOND))), warm_up_ns // 2)
         plan.copies += [(copied_ns, name) for name in copied]
     pairs = [region for region, count in regions.items() if count == 2]
-    if pairs and rng.random() < 0.5:  # the last member of a chain, while the other one is away
+    if pairs and rng.random() < 0.5:  # damage one of two replicas while the other is down
         region, at_ns = rng.choice(pairs), warm_up_ns + rng.randrange(duration_ns)
         last = rng.randrange(2)
         hit = Damage(f"{region}/{last}", "segment", rng.randrange(1 << 30), share=0.5)
@@ -62,7 +65,7 @@ class Damages:
     def __init__(self, cluster: Cluster, plan: DamagePlan, holds: list[str]) -> None:
         self.cluster = cluster
         self.violations: list[str] = []
-        self.holds = holds  # regions that keep named subscriptions
+        self.holds = holds  # regions that store named subscriptions
         for at_ns, name in plan.copies:
             cluster.world.call(at_ns, partial(World.copy_disk, name=name))
         cluster.world.call(0, self._watch)
@@ -73,7 +76,7 @@ class Damages:
         region = fault.name.split("/")[0]
         if len(self.cluster.regions[region]) > 1:
             return self._has_whole_member(region, fault.name) or self._is_last(region, fault)
-        # Cursors of a region with a lone replica exist nowhere else.
+        # If a region has one replica, the positions of its named subscriptions are only there.
         return region not in self.holds and self._is_elsewhere(region, fault.name)
 
     def _has_whole_member(self, region: str, name: str) -> bool:
@@ -86,13 +89,14 @@ class Damages:
             return False
         chain = machine.layers["chain"]
         if chain.store_failures or self.cluster.world.disk(name).failing:
-            return False  # it may leave the chain soon; an operator would have to decide then
+            return False  # it may soon leave the chain; then only an operator could continue
         return bool(
             chain.is_member and chain.me.disk == disk_id and not chain.holes and chain.saved.clean
         )
 
     def _is_last(self, region: str, fault: Damage | RollBack) -> bool:
-        """Whether it is the last member, and a dropped replica can replace the damaged data."""
+        """Whether the damaged replica is the chain's last member, and a replica that was removed
+        from the chain still has the data that is lost."""
         if not isinstance(fault, Damage) or fault.kind not in ("record", "segment"):
             return False
         members = self.cluster.members(region)
@@ -109,7 +113,7 @@ class Damages:
         )
 
     def _floor(self, name: str, log: LogId) -> int:
-        """The position below which a replica knows all to be committed, even after a crash."""
+        """The position below which a replica knows, even after a crash, that all is committed."""
         disk = self.cluster.world.disk(name)
         saved = disk.state("chain/committed")
         if saved is None or disk.holes(log) or disk.state(DAMAGE):

@@ -1,7 +1,8 @@
-"""The file in which a reader records its deliveries in order; it replaces an application.
+"""The delivery log: the file in which a reader of a process swarm records its deliveries in order.
 
-A reader that is killed and restarted continues at the end of its file. An incomplete batch at the
-end of the file counts as not delivered.
+Readers write it (`process.py`, `cursor_app.py`, `pattern_reader.py`), and the judge reads it. When
+a reader is killed and restarted, it continues at the end of its log. An incomplete batch at the end
+of the file counts as not delivered.
 """
 
 from pathlib import Path

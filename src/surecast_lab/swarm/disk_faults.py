@@ -1,12 +1,13 @@
-"""Damages or rolls back data folders of a process cluster, and waits for the replicas to recover.
+"""Disk faults of a process cluster: damages data folders or replaces them by older copies.
 
-Each of these faults is complete in one call: a replica is killed, its data folder is changed, it is
-started again, and the call returns when the replica has recovered. While it reports that it cannot
-read part of a stream, it must not be head or tail of a chain that has other members.
+Each method does a complete fault: it kills a replica, changes its data folder, starts the replica
+again, and returns when the replica has recovered. While a replica reports that it cannot read part
+of a stream, it must not be head or tail of a chain that has other members.
 
-In a region of several replicas all must be members before the fault; the others have the data that
-the damaged one loses. A lone replica has copies in other regions only: publishers are stopped until
-the other regions have all streams that it owns.
+In a region of several replicas, all of them must be members of the chain before the fault, so that
+the others have the data that the damaged one loses. A *lone* replica (the only one of its region)
+can get lost data only from other regions: publishers are stopped until the other regions have all
+streams that it owns.
 """
 
 from collections.abc import Callable
@@ -131,7 +132,7 @@ class DiskFaults:
         return min(found)
 
     def _is_elsewhere(self, region: str, name: str) -> bool:
-        """Whether all other regions have everything of the killed replica's own streams."""
+        """Whether all other regions have all events of the streams that the killed replica owns."""
         ends = {one.log: one.end for one in info(self.folder(name)).streams}
         return all(
             ends.get(stream_id, 1) <= self._others(region, stream)

@@ -1,6 +1,7 @@
-"""Damage to real data folders: bits flipped, files cut short or removed, folders rolled back.
+"""Damages the files of a real data folder: flips bits, truncates or deletes files, restores copies.
 
-Everything is drawn from the caller's generator, so that a seed can be repeated.
+The process swarms use it (`disk_faults.py`). All choices are drawn from the caller's random
+generator, so that a run can be repeated from its seed.
 """
 
 import os
@@ -15,12 +16,12 @@ _PREFIXES = ("segment-", "journal-", "manifest", "ends")
 
 
 def damage_folder(folder: Path, rng: Random, kind: str = "") -> str:
-    """Damage one file of a store that is not in use; return a description of the damage."""
+    """Damage one file of a store that is not open; return a description of the damage."""
     files = sorted(p for p in folder.iterdir() if p.name.startswith(_PREFIXES))
     files = [p for p in files if p.stat().st_size]
     if not files:
         return "nothing to damage"
-    # Each kind of file is equally likely, however many files it has.
+    # Each kind of file is equally likely, independent of the number of its files.
     names = sorted({p.name.partition("-")[0] for p in files})
     name = rng.choice(names)
     path = rng.choice([p for p in files if p.name.partition("-")[0] == name])

@@ -1,12 +1,14 @@
-"""Which readers must make progress during faults: a simple model of a deployment.
+"""A model of a deployment that predicts which readers must make progress during faults.
 
-A round waits for progress after each fault. This model tells for which readers it may wait: if
-events should reach a region by the model and do not, the deployment is stuck, which is a violation.
+`process_torture.py` waits for progress after each fault, and this model tells for which readers to
+wait. If events should reach a region according to the model and do not, the deployment is stuck,
+which is a violation.
 
-- A region *works* if a member of its chain is up, or all replicas are up again, and its witness was
-  available for every change of the chain that this needed. Then it pulls and serves events.
+- A region *works* if a member of its chain is up, or all its replicas are up again. In addition,
+  its witness must have been available whenever the members of the chain had to change. A region
+  that works pulls events from other regions and serves them.
 - It is *writable* if it works with at least two replicas (or with its only one).
-- Events of a stream reach a region over intact links through regions that work.
+- Events of a stream reach a region if there is a path of intact links and working regions.
 """
 
 __all__ = ["LivenessModel"]
@@ -17,12 +19,12 @@ class LivenessModel:
 
     def __init__(self, regions: dict[str, tuple[str, ...]]) -> None:
         self.regions = regions
-        # By the witness's last answer: a replica that was down may have been dropped, and one that
-        # was restarted may not have joined yet.
+        # According to the witness's last answer: a replica that was down may have been removed, and
+        # a replica that was restarted may not have joined yet.
         self.members = {region: list(names) for region, names in regions.items()}
         self.down: dict[str, bool] = {}  # replicas killed or stopped
         self.without_witness: dict[str, bool] = {}  # regions without their witness
-        self.blocked: dict[str, bool] = {}  # ... whose chain has needed a change since then
+        self.blocked: dict[str, bool] = {}  # of these: the chain's members have to change
         self.cut: dict[str, bool] = {}  # links between regions
         self.publisher_cut: dict[str, bool] = {}  # regions whose publisher is cut off
 

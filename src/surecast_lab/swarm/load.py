@@ -1,10 +1,11 @@
-"""Programs at full load, each in its own process: one publishes as fast as it can, others read.
+"""Programs of a test at full load (`stall.py`): a publisher as fast as it can be, and readers.
 
-They use only the public API. The stream has one publisher, which puts into each event the position
-that the event will get, and gives position `n` the key `n % KEYS`. So a reader can check its
-deliveries alone, even if it skips some: each event must contain its own position, positions must
-rise, and at the end the reader must have the last event of every key. Then every event that it
-skipped was replaced by one that it received.
+Each program runs in its own process and uses only the public API. The stream has one publisher. It
+writes into each event the position that the event will get, and position `n` has the key
+`n % KEYS`. So a reader can check its deliveries without the publisher's log, even if the stream
+keeps only the latest event of each key: each event must contain its own position, positions must
+rise, and at the end the reader must have the last event of every key. If so, every event that it
+did not get was replaced by a later one.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ RETAIN = {"all": keep_all, "latest": latest_per_key}
 
 
 class User:
-    """A client of a region and what it does in the background."""
+    """A client of a region, and the background task in which it publishes or reads."""
 
     def __init__(self, args: dict[str, Any]) -> None:
         self.args = args
@@ -60,7 +61,7 @@ class Pump(User):
 
     def __init__(self, args: dict[str, Any]) -> None:
         super().__init__(args)
-        self.published = 0  # and acknowledged
+        self.published = 0  # events that are published and acknowledged
         self.faults: list[str] = []
         self.on = True
 
@@ -83,11 +84,12 @@ class Pump(User):
 
 
 class Gauge(User):
-    """Reads from the first position on; `hold` pauses it. `args`: those of a pump, and mesh."""
+    """Reads from the first position on; `hold` pauses reading. `args`: those of `Pump`, and
+    mesh."""
 
     def __init__(self, args: dict[str, Any]) -> None:
         super().__init__(args)
-        self.position = 1  # next
+        self.position = 1  # the next position to read
         self.events = 0
         self.last = np.zeros(KEYS, np.int64)  # by key: the last position delivered
         self.faults: list[str] = []
@@ -116,7 +118,7 @@ class Gauge(User):
         self.events += len(seqs)
 
     def hold(self) -> None:
-        """Take no more batches, with the process running."""
+        """Stop taking batches, while the process continues to run."""
         self.flowing.clear()
 
     def go_on(self) -> None:

@@ -1,13 +1,16 @@
-"""Mesh clients of a plan: when each joins and leaves, and which streams it follows from where.
+"""The mesh clients of a simulated swarm: adds and removes them by a plan, and checks their state.
 
-The plan determines everything. During the run the internal state of clients and servers is checked
-at intervals, in addition to the judgement from outside, because a view or a buffer that exceeds its
-bound need not have visible effects at first.
+Mesh clients of a region exchange events with each other. The plan says when each client joins and
+leaves, and which streams it follows from which position. In addition to the final judgement, the
+internal state of clients and servers is checked at intervals, because a buffer that exceeds its
+bound may have no visible effect at first. The checks, numbered like the guarantees (G) and rules
+(R) in docs/protocols/sprinkler.md:
 
-G2  early batches are in order, without overlaps, and behind the delivered positions
-G11 no position is both delivered and still to be requested; buffers are within their caps
-G12 a view has at most V members, and neither its owner nor a server is among them
-R12 when nothing is published, there are hardly any requests
+G2  batches that arrived early are in order, do not overlap, and are after the delivered positions
+G11 no position is both delivered and still to be requested; buffers are within their bounds
+G12 a view (the peers that a client knows) has at most V members, and contains neither the client
+    itself nor a server
+R12 while nothing is published, there are only few requests
 """
 
 from collections import Counter
@@ -27,22 +30,22 @@ from surecast_lab.swarm.cluster import Cluster
 
 __all__ = ["LATEST", "Change", "MeshClients", "MeshPlan", "Visit"]
 
-# The share of a stream that a client skips. Between the two it starts at a seq; above 1 that seq is
-# still to come.
+# Where a client starts, as a share of the stream's current length. Values in between select a
+# position; values above 1 select a position in the future.
 EARLIEST, LATEST = 0.0, 1.0
 LOOK_NS = 250 * MS
 REQUESTS_MAX = 2  # of a client for a stream, per second, while nothing is published
-PACK_NS = 50 * MS  # between unfollowing the streams and the stop of a polite client
+PACK_NS = 50 * MS  # a polite client unfollows its streams, and stops after this time
 
 
 class Visit(msgspec.Struct):
-    """One client, from its start to its end."""
+    """When one client joins and leaves, and what it reads."""
 
     name: str
     comes_ns: int
     leaves_ns: int  # 0: it stays
     polite: bool  # it unfollows its streams before it stops
-    follows: dict[str, float]  # stream → the share of it that is skipped
+    follows: dict[str, float]  # stream → where the client starts (see EARLIEST)
 
 
 class Change(msgspec.Struct):
@@ -57,7 +60,7 @@ class Change(msgspec.Struct):
 class MeshPlan(msgspec.Struct):
     config: MeshConfig
     client: dict[str, Any]  # further settings of every client
-    high_water_bytes: int  # of a session; with more it is congested
+    high_water_bytes: int  # a session with more unsent bytes is congested
     visits: list[Visit]
     changes: list[Change]
 
@@ -68,7 +71,7 @@ class MeshClients:
     def __init__(self, cluster: Cluster, plan: MeshPlan) -> None:
         self.cluster = cluster
         self.counts = Counter(dict.fromkeys(("came", "left", "crashed", "stalled", "changed"), 0))
-        self.violations: dict[tuple[str, str], str] = {}  # the first of each kind and client
+        self.violations: dict[tuple[str, str], str] = {}  # (client, kind) → the first violation
         # The bounds of the plan, independent of the client's own configuration.
         self.bounds = ClientConfig("client", ("server",), plan.config, **plan.client)
         self.names = {visit.name: True for visit in plan.visits}
@@ -85,7 +88,7 @@ class MeshClients:
         return name in self.cluster.subscribers
 
     def is_away(self, name: str) -> bool:
-        """Whether it is a client of the plan that has not joined yet, or has left."""
+        """Whether `name` is a client of the plan that has not joined yet, or has left."""
         return name in self.names and not self.is_there(name)
 
     # ------------------------------------------------------------ coming and going
@@ -125,7 +128,7 @@ class MeshClients:
 
     def _change(self, change: Change, _world: World) -> None:
         cluster, name, stream = self.cluster, change.name, change.stream
-        # A stalled client would continue to deliver for a while, after its record is closed.
+        # A stalled client is skipped: it would still deliver events after its record is closed.
         if not self.is_there(name) or cluster.world.nodes[name].paused:
             return
         follows = stream in cluster.clients[name]
@@ -149,8 +152,8 @@ class MeshClients:
     def check_quiet(self, requests: int, for_ns: int) -> None:
         """R12: note a violation if there were too many requests in `for_ns` without publishes.
 
-        Each feed still sends a request to a server at intervals, and for the positions that expiry
-        adds to a stream.
+        Some requests are expected: for each stream a client asks a server at intervals, and it
+        requests the entries that expiry adds to a stream.
         """
         feeds = sum(len(self.cluster.clients[n]) for n in self.names if self.is_there(n))
         allowed = max(1, feeds) * REQUESTS_MAX * for_ns // SECOND

@@ -1,11 +1,14 @@
-"""One seed of nakcast's swarm: nakcast and broadcast streams on the same chains, under faults.
+"""The swarm scenario `nakcast`: streams of the deliveries nakcast and broadcast on the same chains.
 
-Links between readers and servers lose, duplicate and reorder datagrams all the time. Servers repeat
-only a limited number of positions, which is drawn, so that readers which were away lose some. In
-half of the seeds one replica starts without the protocol: streams of the delivery are refused in
-its region until it is replaced. The verdict on the streams comes from the clients' records alone
-(`protocols.nakcast.checks`, `protocols.sprinkler.checks`). In addition the replicas are checked at
-the end: no layer knows a stream of the other delivery, and a nakcast stream is in no other region.
+Nakcast sends events to the readers of one region by datagrams, and readers request missing ones. In
+this scenario the links between readers and servers always lose, duplicate and reorder datagrams.
+Servers repeat only a limited number of recent positions (the number is drawn from the seed), so
+readers that were disconnected lose some events. In half of the seeds one replica starts without the
+protocol: until it is replaced, streams with delivery nakcast are refused in its region.
+
+The verdict on the streams uses only the clients' records (`protocols.nakcast.checks`,
+`protocols.sprinkler.checks`). In addition the replicas are checked at the end: the layers of one
+delivery must know no stream of the other one, and a nakcast stream must exist in one region only.
 """
 
 from collections.abc import Sequence
@@ -42,7 +45,7 @@ __all__ = ["SCENARIO", "NakcastScenario", "Plan"]
 DELIVERY = "nakcast"
 REPLACED_NS = WARM_UP_NS  # when the replica that lacks the protocol is replaced
 READER_FAULTS = ("crash", "pause", "cut", "one-way cut", "isolate", "degrade")
-PATIENCE_NS = 600 * SECOND  # of publishers without a reachable server: it will come back
+PATIENCE_NS = 600 * SECOND  # publishers wait this long for an unreachable server; all come back
 
 
 class Plan(ClusterPlan):
@@ -107,7 +110,8 @@ def _draw_faults(rng: Random, plan: Plan) -> list[Timed]:
 
 
 class NakcastScenario(ClusterScenario[Plan]):
-    """`types` replace layer classes of the replicas: tests pass subclasses that break one rule."""
+    """`types`: subclasses that replace layer classes of the replicas. Tests pass subclasses that
+    break one rule, and expect violations."""
 
     protocols: ClassVar[frozenset[str]] = frozenset({DELIVERY})
 
@@ -116,7 +120,7 @@ class NakcastScenario(ClusterScenario[Plan]):
         self.types = types
         self.repair_max = 0
         self.nakcast_streams: dict[str, tuple[str, Policy]] = {}
-        self.lost = 0  # positions
+        self.lost = 0  # positions that readers reported as lost
 
     def draw(self, seed: int) -> Plan:
         return draw_plan(seed)
@@ -205,8 +209,9 @@ class NakcastScenario(ClusterScenario[Plan]):
             tally.violations += check(seen)[:5]
 
     def _mixed(self) -> list[str]:
-        """Violations of separation: a layer that knows streams of the other delivery, a region that
-        has nakcast streams of another one, or a log written by the nakcast layer."""
+        """Violations of the separation of deliveries: a layer that knows streams of the other
+        delivery, a region that has nakcast streams of another region, or a log that the nakcast
+        layer has written."""
         cluster, wrong = self.cluster, []
         homes = {
             cluster.streams[n]: owner
@@ -235,7 +240,8 @@ class NakcastScenario(ClusterScenario[Plan]):
 
 
 def _given(reading: Reading) -> checks.Reading:
-    """Convert a reading to the type of nakcast's checks. (`Reading` itself checks the order.)"""
+    """Convert a reader's record to the type that nakcast's checks use. (`Reading` itself has
+    checked the order.)"""
     given = [Given("event", event.seq, event.seq + 1, event.value) for event in reading.events]
     given += [Given("void", lo, hi) for lo, hi, _ in reading.voids]
     given += [Given("lost", lo, hi) for lo, hi, _ in reading.lost]

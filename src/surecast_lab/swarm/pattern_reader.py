@@ -1,8 +1,9 @@
-"""A program that reads all streams that match a pattern, by the public API, and records its
-deliveries.
+"""A test application that reads all streams that match a pattern, and records its deliveries.
 
-After a restart it reads from the beginning and records only events behind the end of its delivery
-log. It leaves out streams that its version cannot read; its status has the warnings about these.
+The process swarms use it. It reads by the public API and writes to a file, its delivery log. After
+a restart it reads every stream from its first position, and records only events after the end of
+its delivery log. It leaves out streams that its version of the software cannot read; its status has
+the warnings that the client library logged about these.
 """
 
 import asyncio

@@ -1,9 +1,11 @@
-"""One node of a deployment as a worker process (`testing.workers`).
+"""The code that runs in each process of a process cluster: a server, a publisher or a reader.
 
-`make(spec)` returns the service that runs in it. Replicas and witnesses are exactly what `surecast
-serve` runs, created from the same configuration document. Publishers and readers are machines in a
-node, created by `build`; recordings contain its name (`BUILDS`), so that a replay can create them
-again. A reader's deliveries are recorded in its delivery log.
+`process_cluster.py` starts the processes with `testing.workers`. `make(spec)` returns the service
+that runs in a process. Replicas and witnesses run the code of `surecast serve`, with the same
+configuration document. A publisher or a reader is a machine (the state machine of a protocol) in a
+node; `build` creates the machine. A recording of a node contains the name of this function
+(`BUILD`), so that a replay can create the same machine. A reader's deliveries are recorded in its
+delivery log.
 """
 
 import asyncio
@@ -46,7 +48,7 @@ __all__ = ["BUILD", "BUILDS", "ProcessSpec", "build", "make"]
 
 BUILD: Final = "process-swarm"  # the name of `build` in recordings
 
-UNACKNOWLEDGED_MAX = 100  # batches of a stream; with more, its load pauses
+UNACKNOWLEDGED_MAX = 100  # batches of a stream; above this, the publisher pauses
 STREAMS_SHOWN = 100
 
 
@@ -54,11 +56,11 @@ class ProcessSpec(msgspec.Struct, frozen=True):
     name: str
     role: str  # server (replica or witness), publisher, client, subscriber, or a program's name
     args: dict[str, Any]  # for `build`, without the role; for a server, its configuration document
-    listen: tuple[str, int]  # of a node that is not a server
-    book: dict[str, tuple[str, int]]  # addresses of its peers: direct, or of a relay
+    listen: tuple[str, int]  # the address of a node that is not a server
+    book: dict[str, tuple[str, int]]  # addresses of its peers, or of the relay before them
     folder: str
     seed: int
-    life: int = 1  # how often it was started
+    life: int = 1  # how often the process was started
     record: bool = False
     without: tuple[str, ...] = ()  # protocols that its version lacks
 
@@ -66,8 +68,8 @@ class ProcessSpec(msgspec.Struct, frozen=True):
 def build(ctx: Any, args: dict[str, Any]) -> Any:
     """Create the machine of a node; `args` has its role and the role's parameters.
 
-    (Server processes create theirs in `server.nodes`. Tests that run servers in their own process,
-    under any name, use this function.)
+    (Server processes create their machines in `server.nodes`. Tests that run servers inside the
+    test process use this function.)
     """
     role, replicas = args["role"], tuple(args.get("replicas", ()))
     counters: Counter[str] = Counter()
@@ -113,7 +115,7 @@ class Host:
         return look(self.server, STREAMS_SHOWN)
 
     def members(self) -> list[str]:
-        """The chain of the region, by the witness in this process."""
+        """The members of the region's chain, according to the witness in this process."""
         assert self.server.witness is not None
         service = self.server.witness.machine
         assert isinstance(service, ConfigService)
@@ -124,7 +126,7 @@ class Host:
         counters["store.moves"] = sum(getattr(n.store, "moves", 0) for n in self.server.nodes)
         if self.server.replica is not None:
             lowest = next(iter(self.server.layers.values()))
-            counters += lowest.counters  # shared with the other layers
+            counters += lowest.counters  # the other layers use the same counters
         return {"counters": dict(counters)}
 
     def sessions(self) -> SessionReport:
@@ -139,7 +141,7 @@ class Resident:
         self.codec = Codec(message_types())
         self.opened: dict[str, LogId] = {}
         self.refused: dict[str, str] = {}  # streams that were not opened, and why
-        # Stream, number of the first, values, keys; the token of an offer is its index here.
+        # Batches: stream, number of the first event, values, keys. The index is the batch's token.
         self.offered: list[tuple[LogId, int, list[bytes], list[bytes | None]]] = []
         self.acked: dict[int, int] = {}  # token → seq
         self.ends: dict[LogId, int] = {}  # the end of the acknowledged positions
@@ -282,7 +284,7 @@ class Resident:
 
 def make(spec: ProcessSpec) -> Service:
     """Create the service that runs in the process of `spec`."""
-    for protocol in spec.without:  # first, because all else is created from the registry
+    for protocol in spec.without:  # before anything is created from the registry
         del registry.PROTOCOLS[protocol]
     if spec.role == "server":
         return Host(spec)

@@ -11,13 +11,14 @@
         cluster.judge().violations  # []
 
 Each replica, witness, publisher and reader is a process; servers run `surecast serve`. Regions
-reach each other, and clients each other, through a relay that can delay, lose and cut
-(`wiring.py`). The owner of a stream is the region named by its first token, otherwise the first
-region.
-`swarm.cluster` is the same deployment in the simulator, with the same judge.
+reach each other, and clients reach each other, through a relay that can delay, lose and cut traffic
+(`wiring.py`). A stream is owned by the region that is the first token of its name, or else by the
+first region. Readers are mesh clients, which exchange events with each other, thin subscribers,
+which get all events from a server, or programs that use the public API. `swarm.cluster` is the same
+deployment in the simulator; both are judged in the same way.
 
-A process that ends without being killed is a violation: `wait` raises the last lines of its log,
-and `judge` counts it. Logs, data folders and recordings stay in `folder`.
+It is a violation if a process ends without being killed: `wait` raises an error with the last lines
+of its log, and `judge` reports a violation. Logs, data folders and recordings stay in `folder`.
 """
 
 import time
@@ -47,7 +48,8 @@ from surecast_lab.testing.workers import Workers
 
 __all__ = ["ProcessCluster"]
 
-# Every cut link is mended later, so a publish that waits for its owner's region never gives up.
+# Publishers wait practically for ever for the region that owns a stream, because every cut link is
+# repaired later.
 PATIENCE = {"owner_ns": 3600 * SECOND}
 EXPIRE_NS = 1 * SECOND  # how often heads look for expired events, unless set otherwise
 
@@ -55,9 +57,9 @@ EXPIRE_NS = 1 * SECOND  # how often heads look for expired events, unless set ot
 class ProcessCluster:
     """`clients` mesh clients and `thin` subscribers in each region, and one publisher.
 
-    Links between regions have the shape `wan`, others `lan`. `settings` has sections of the
-    servers' configuration ("chain", "storage", ...). `without` names protocols that all processes
-    lack until they are upgraded.
+    `wan` has the delay and loss of links between regions, `lan` those of other links. `settings`
+    has sections of the servers' configuration ("chain", "storage", ...). `without` names protocols
+    that all processes lack until they are upgraded.
     """
 
     def __init__(
@@ -84,21 +86,22 @@ class ProcessCluster:
             r: tuple(f"{r}-{n}" for n in range(1, count + 1)) for r, count in regions.items()
         }
         self.workers = Workers(folder)
-        self.specs: dict[str, ProcessSpec] = {}  # of each process's last start
-        self.clients: list[str] = []  # in their region's mesh
+        self.specs: dict[str, ProcessSpec] = {}  # process → with what it was last started
+        self.clients: list[str] = []  # mesh clients
         self.thin: list[str] = []
-        # Whether a lone owner has lost its newest state. If no other region has its table of
-        # publishers, publishes in flight may fail as expired, so that none is stored twice.
+        # Whether a region's only replica has lost its newest state, with the numbers of the batches
+        # accepted from each publisher. If no other region has them, publishes in flight may be
+        # refused as "expired", because the region cannot tell whether it stored them before.
         self.names_lost = False
-        # Programs that read by the public API, and the streams that each reads; all other readers
-        # read all streams of the default delivery.
+        # Programs that read by the public API → the streams that each reads. All other readers read
+        # all streams of the default delivery.
         self.named: dict[str, list[str]] = {}
-        self.faults: list[str] = []  # found by programs before they were upgraded
-        self.apart: list[str] = []  # streams of another delivery
+        self.faults: list[str] = []  # violations that programs found before they were upgraded
+        self.apart: list[str] = []  # streams that do not have the default delivery
         self.loads: dict[str, list[tuple[Any, ...]]] = {}  # the load of each publisher
         self.earlier: dict[str, list[dict[str, Any]]] = {}  # a publisher's results before upgrades
         self.audits: list[str] = []
-        self.audited: dict[str, int] = {}  # where each stream ended when the audit began
+        self.audited: dict[str, int] = {}  # the end of each stream when the audit began
         self.policies: dict[str, Policy] = {}
         self.streams: dict[str, LogId] = {}
         self.relay = RelayProcess(RelaySpec(seed))
@@ -175,7 +178,7 @@ class ProcessCluster:
         self._follow(added)
 
     def add_thin(self, count: int) -> None:
-        """Add `count` thin subscribers to each region, each with its own wire."""
+        """Add `count` thin subscribers to each region, each with its own link through the relay."""
         new: list[ProcessSpec] = []
         for region, names in self.regions.items():
             for _ in range(count):
@@ -241,7 +244,7 @@ class ProcessCluster:
         self._follow(self.readers)
 
     def try_open(self, stream: str, region: str, policy: Policy, delivery: str = "") -> str:
-        """Try to create a stream; returns the reason of a refusal, or "" if it is open. If
+        """Try to create a stream; returns the reason of a refusal, or "" if it is created. If
         `delivery` is given, `named` must list the readers of the stream."""
         publisher = self.workers[f"{region}/pub"]
         publisher.ask("open", Open(stream, StreamSpec(policy, delivery)))
@@ -266,7 +269,8 @@ class ProcessCluster:
     def publish(
         self, stream: str, rows: int, every_ns: int, keys: int = 50, region: str = ""
     ) -> None:
-        """Start a load in the owner's region, or in another one, which forwards the events."""
+        """Publish continuously, in the region that owns the stream, or in `region`, which forwards
+        the events to the owner."""
         publisher = f"{region or self.owner(stream)}/pub"
         load = (self.streams[stream], rows, every_ns, keys)
         self.loads.setdefault(publisher, []).append(load)
@@ -278,8 +282,8 @@ class ProcessCluster:
             self.workers[name].ask("quiet")
 
     def kill(self, name: str) -> None:
-        """Send SIGKILL. Publishers must not be killed: only they have the record of their offers,
-        which the judge needs."""
+        """Send SIGKILL. Publishers must not be killed, because the judge needs their record of what
+        they published, which is only in their memory."""
         if name.endswith("/pub"):
             raise UsageError(f"{name} cannot be killed: only it has the record of its offers")
         self.workers[name].kill()
@@ -300,19 +304,19 @@ class ProcessCluster:
         self._begin(name)
         self.workers[name].ready()
         if name in self.readers:
-            self._follow([name])  # it does not know streams of which nothing was delivered
+            self._follow([name])  # its log lacks streams of which it has received nothing
 
     def restart_in_order(self, name: str) -> None:
-        """Stop a server in order, wait until its chain has dropped it, and start it again, so that
-        it joins as the tail. (A server that returns earlier would keep its place.)"""
+        """Stop a server with SIGTERM, wait until its chain has removed it, and start it again, so
+        that it joins as the tail. (If it were started earlier, it would keep its place.)"""
         self.workers[name].finish()
         self.wait(lambda: name not in self.members(self.wiring.region_of(name)))
         self.restart(name)
 
     def upgrade(self, name: str) -> None:
-        """Replace a process that lacks protocols by one that has them all: stop it in order and
-        start it with the same name and folder. A publisher first waits for its last
-        acknowledgement, and continues with its numbers."""
+        """Replace a process that lacks protocols by one that has them all: stop it with SIGTERM
+        and start it with the same name and folder. A publisher first waits for its last
+        acknowledgement; the new process continues with the same batch numbers."""
         worker = self.workers[name]
         publishes = name in self.publishers
         if publishes:
@@ -368,7 +372,8 @@ class ProcessCluster:
         return status
 
     def members(self, region: str) -> list[str]:
-        """The region's chain, head first, by its witness; empty if that cannot answer."""
+        """The members of the region's chain, head first, according to its witness; empty if the
+        witness cannot answer."""
         inside = not self.wiring.has_witness(region)
         name = self.regions[region][0] if inside else witness_name(region)
         found: list[str] = self.workers[name].ask("members") if self.answers(name) else []
@@ -394,8 +399,8 @@ class ProcessCluster:
         return sum(self.workers[name].ask("status")["unacknowledged"] for name in self.publishers)
 
     def settled(self, readers: list[str] | None = None) -> bool:
-        """Whether all offers are acknowledged and all running readers are at the same end behind
-        them."""
+        """Whether all offers are acknowledged, and all running readers have reached the same end,
+        which is after all acknowledged events."""
         ends = dict.fromkeys(self.streams, 1)
         for name in self.publishers:
             status = self.workers[name].ask("status")
@@ -411,7 +416,8 @@ class ProcessCluster:
         return True
 
     def rest(self, readers: list[str] | None = None) -> None:
-        """Wait until all is settled and stays so; heads still add expiry to keep_for streams."""
+        """Wait until the cluster is settled and stays settled: the head of a keep_for stream may
+        still append events that mark expiry."""
         ages_ns = [p.ns for p in self.policies.values() if isinstance(p, KeepFor)]
         expire_ns = self.settings.get("streams", {}).get("expire_ns", EXPIRE_NS)
         quiet_s = (max(ages_ns) + 3 * expire_ns) / SECOND if ages_ns else 0.0

@@ -1,8 +1,9 @@
-"""The faults of a process cluster: how each kind begins and how it ends.
+"""The faults of a process cluster: how each kind of fault begins, and how it ends.
 
-Kinds and targets are drawn from a seed. Each fault is noted in the liveness model, so that a round
-knows which readers must still make progress. A cluster must survive any combination of them: a disk
-is damaged only if other nodes have the data that it loses (`disk_faults.py`).
+`process_torture.py` injects them. Targets are drawn from a seed. Each fault is also noted in the
+liveness model, which predicts which readers must still make progress. A cluster must survive any
+combination of these faults; therefore a disk is damaged only if other nodes have the data that it
+loses (`disk_faults.py`).
 """
 
 from collections.abc import Callable
@@ -23,26 +24,26 @@ KINDS = (
     *PLACES,
     "kill-region",  # all replicas at once; their disks are kept
     "kill-site",  # the same with the witness
-    "kill-again",  # a replica, and a few times more while it starts
+    "kill-again",  # a replica is killed, and killed again several times while it starts
     "stop-replica",
     "damage-replica",  # one of several: a file of its data folder is damaged while it is down
     "damage-lone",  # the same for a region's only replica, if other regions have what it owns
     "roll-back-replica",  # it starts on an older copy of its data folder
     "roll-back-lone",
     "kill-witness",
-    "cut-link",  # between two regions, both ways or one
+    "cut-link",  # between two regions, in one or both directions
     "slow-link",  # with much more delay and loss
     "cut-publisher",
     "reset-publisher",  # its connections break repeatedly, and it reconnects
     "kill-client",
     "kill-thin",
-    "kill-named",  # the region stores its position
+    "kill-named",  # a program with named subscriptions (`cursor_app.py`)
     "stop-reader",
 )
 SLOW = Shape(delay_ns=150 * MS, jitter_ns=100 * MS, loss=0.05)
 RESETS = 5
-PROGRESS = 100  # positions of every stream between a copy of a folder and its restoration
-AGAIN, AGAIN_S = 4, 0.6  # further kills, and the longest time before each
+PROGRESS = 100  # every stream grows by so many positions between a copy and its restoration
+AGAIN, AGAIN_S = 4, 0.6  # number of further kills, and the longest time before each
 
 
 @dataclass(slots=True)
@@ -79,8 +80,8 @@ class FaultInjector:
                 self.liveness.members[region] = members
 
     def _pick(self, choices: list[str]) -> str:
-        """Pick one of `choices`, "" if there are none. It always draws one number, so that later
-        draws do not depend on the number of choices."""
+        """Pick one of `choices`; returns "" if there are none. A number is drawn in either case, so
+        that later draws stay the same."""
         number = self.rng.randrange(1 << 30)
         return choices[number % len(choices)] if choices else ""
 
@@ -200,8 +201,8 @@ class FaultInjector:
         return self._hit_lone("roll-back-lone")
 
     def _hit_lone(self, kind: str) -> ProcessFault | None:
-        """The same for a lone replica. It recovers from all other regions, so there must be no
-        other fault."""
+        """The same for the only replica of a region. It recovers the data from all other regions,
+        so there must be no other fault."""
         region = self._pick([r for r, names in self.cluster.regions.items() if len(names) == 1])
         if not region or not self._is_calm():
             return None
@@ -268,7 +269,7 @@ class FaultInjector:
         self.slow[wire] = True
 
         def end() -> None:
-            if wire not in self.liveness.cut:  # otherwise the end of the cut mends this, too
+            if wire not in self.liveness.cut:  # otherwise the end of the cut restores the link
                 self.cluster.relay.mend(wire)
             del self.slow[wire]
 

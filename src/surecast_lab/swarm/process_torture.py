@@ -1,12 +1,13 @@
-"""Rounds with real processes: a cluster, its faults drawn from a seed, and the verdict.
+"""A fault test with real processes, in rounds: a cluster, faults drawn from a seed, and a verdict.
 
 The cluster has three regions, of three, two and one replicas; streams with every kind of retention,
 in segments so small that they are moved and compacted many times; publishers in the owner's region
 and in another one; mesh clients, thin subscribers and programs with named subscriptions. Replicas,
 whole regions, witnesses, readers and links fail and recover (`process_faults.py`), up to three at a
-time. Each fault begins or ends when all readers that must make progress (`liveness_model.py`) have
-received a number of events: conditions and not times, so that a slow machine runs the same round as
-a fast one. A round that gets stuck, or in which a process ends by itself, is a violation.
+time. The next fault begins, or one ends, when all readers that must make progress
+(`liveness_model.py`) have received a certain number of events. Because the round waits for events
+and not for fixed times, a slow machine runs the same round as a fast one. It is a violation if a
+round gets stuck, or if a process ends without being killed.
 
     python -m surecast_lab.swarm.process_torture --rounds 20 [--seed 1] [--keep FOLDER]
 """
@@ -36,7 +37,7 @@ __all__ = ["REGIONS", "RoundResult", "run_round"]
 
 REGIONS = {"east": 3, "north": 1, "west": 2}
 ROWS, EVERY_NS, KEYS = 8, 40 * MS, 40
-STEPS = (50, 150, 400)  # positions of a stream from one begin or end of a fault to the next
+STEPS = (50, 150, 400)  # positions that streams advance before the next fault begins or ends
 AT_ONCE = 3  # most faults at a time
 READ_BYTES = 1 << 20
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -58,7 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 class RoundResult(msgspec.Struct):
     seed: int
-    faults: list[str]  # in order: "kill-head east-1", ...
+    faults: list[str]  # in order, for example "kill-head east-1"
     violations: list[str]
     published: int = 0
     acked: int = 0
@@ -69,10 +70,10 @@ class RoundResult(msgspec.Struct):
     misordered: int = 0
     forwarded: int = 0  # events published in a region that does not own their stream
     in_flight: int = 0  # batches in flight when a fault began
-    from_peers: int = 0  # positions that mesh clients got from each other ...
+    from_peers: int = 0  # positions that mesh clients got from each other
     from_servers: int = 0
-    moves: int = 0  # journals moved to segments, since the last start of each replica ...
-    rewritten: int = 0  # ... and compactions
+    moves: int = 0  # journals that replicas moved to segments since their last start
+    rewritten: int = 0  # compactions by replicas since their last start
     seconds: float = 0.0
 
 
@@ -121,8 +122,8 @@ def _run(
 
 
 def _publish(cluster: ProcessCluster, rng: Random) -> None:
-    """Open a stream of each retention; each region owns at least one. Two regions publish to
-    each."""
+    """Create a stream with each retention rule; each region owns at least one. Publish to every
+    stream in two regions."""
     policies: dict[str, Policy] = {
         "latest": LatestPerKey(),
         "all": KeepAll(),
@@ -151,7 +152,7 @@ class _FaultSequence:
         self.injector = FaultInjector(cluster, rng)
 
     def run(self, kinds: list[str]) -> None:
-        """Inject every kind once, in random order, some while others last; then end all."""
+        """Inject every kind of fault once, in random order, several at a time; then end all."""
         self.rng.shuffle(kinds)
         lasting: list[ProcessFault] = []
         self.progress()
@@ -162,7 +163,7 @@ class _FaultSequence:
                 self.say(f"over: {over}")
                 over.end()
             elif not self._begin(kinds[-1], lasting) and lasting:
-                kinds.insert(0, kinds.pop())  # no eligible target now: try later
+                kinds.insert(0, kinds.pop())  # it has no eligible target now: try it later
                 continue
             else:
                 kinds.pop()
@@ -204,7 +205,7 @@ class _FaultSequence:
             raise SurecastError(f"no progress of {stuck}: {error}") from error
 
     def _reached(self) -> dict[str, list[str]]:
-        """Owner → regions that its events must reach now."""
+        """Owner → regions that new events of its streams must reach now."""
         self.injector.look()
         return {
             region: self.injector.liveness.reached_from(region) for region in self.cluster.regions

@@ -1,21 +1,25 @@
-"""Clients that send queries: named subscriptions, watched patterns, starts by time; judged from
-outside.
+"""Simulated clients of a swarm that send queries to a region, and the judge of the answers.
 
-Each holder of a named subscription is a small application: it attaches, reads from the position in
-the answer, and reports its progress at intervals. Holders start one after the other and take the
-name from each other; some crash, some ignore the message that they were replaced. The judge uses
-only the requests and answers, and their times:
+The queries are about named subscriptions, patterns of stream names, and times.
 
-- a holder that attaches gets at least the positions acknowledged before its request, and never less
-  than earlier holders got
-- a holder that was replaced cannot move the cursor with a request sent after its successor was
-  answered
-- an operator's reset or deletion fences the holder in the same way; the next holder begins where
-  the reset says, and no position that was acknowledged before comes back
-- the positions that successive holders read cover every position
-- watchers are notified of every stream that matches, and of no other
-- if a time is said to begin at a position, no event before that position is as late as the time;
-  after publishing has ended, every region names the same position
+For a *named subscription* the region stores a position in each stream, the *cursor*. The client
+that reads under the name is its *holder*. A new holder takes the name over, and the former one is
+*fenced*: it may no longer move the cursor. In this test each holder attaches, reads from the
+position in the answer, and reports its progress at intervals (Advance). The holders of a name start
+one after the other; some crash, and some ignore the message that they were replaced.
+
+The judge uses only the requests, the answers, and their times. It requires:
+
+- A holder that attaches gets at least the positions that were acknowledged before its request, and
+  never a lower position than earlier holders got.
+- A holder that was replaced cannot move the cursor with a request that it sends after its successor
+  got an answer.
+- A reset or deletion of the subscription by an operator fences the holder in the same way. The next
+  holder begins at the position of the reset; positions acknowledged before the reset are not used.
+- Together, the holders of a name read every position.
+- A client that watches a pattern is notified of every stream that matches, and of no other.
+- If the answer to a time query is a position, no event before this position has that time or a
+  later one. After publishing has ended, all regions give the same answer.
 
 Other clients read ranges (`range_readers.py`).
 """
@@ -79,7 +83,7 @@ __all__ = [
     "draw_query_clients",
 ]
 
-# Messages that servers receive only if there are query clients, or publishers of other regions.
+# Messages that servers receive only if there are query clients or publishers from other regions.
 ONLY_HERE = (
     Advance,
     Attach,
@@ -97,7 +101,7 @@ ATTACH = 1  # the token of every holder's first request
 ADVANCE_NS = 250 * MS  # how often a holder reports its progress
 UNANSWERED_MAX = 3
 NEVER = 1 << 62
-FINISH_NS = 30 * SECOND  # simulated, for the last holders to read everything
+FINISH_NS = 30 * SECOND  # simulated time in which the last holders must read everything
 
 
 class Hold(msgspec.Struct):
@@ -106,7 +110,7 @@ class Hold(msgspec.Struct):
     node: str
     name: str
     comes_ns: int
-    crashes_ns: int  # 0: it stays
+    crashes_ns: int  # 0: it does not crash
     deaf: bool  # it ignores the message that it was replaced
 
 
@@ -202,7 +206,7 @@ class Holder:
 
 @dataclass(slots=True)
 class Changed:
-    """A reset or a deletion, and its answer. `positions` None: it is a deletion."""
+    """A reset or a deletion, and its answer. `positions` is None for a deletion."""
 
     name: str
     asked_ns: int
@@ -231,7 +235,7 @@ class QueryClients:
         self.found: list[tuple[str, LogId, int, int]] = []  # node, stream, time, position
         self.violations: list[str] = []
         self.changed: dict[int, Changed] = {}  # by token
-        self.ended_ns: dict[LogId, int] = {}  # streams that are deleted → when that was requested
+        self.ended_ns: dict[LogId, int] = {}  # deleted streams → when the deletion was requested
         self.tokens = ATTACH
         self.ranges = RangeReaders(cluster, plan.ranges)
         world = cluster.world
@@ -286,7 +290,7 @@ class QueryClients:
 
     def _on_answer_to_holder(self, holder: Holder, now_ns: int, _node: str, event: Any) -> None:
         if not isinstance(event, Answered):
-            return  # of its subscriber
+            return  # an event of the subscriber layer in the same node
         answer = event.answer
         if isinstance(answer, Attached):
             if answer.why:
@@ -304,7 +308,8 @@ class QueryClients:
             asked.answered_ns, asked.why = now_ns, answer.why
 
     def _no_less(self, holder: Holder, positions: dict[LogId, int]) -> None:
-        """Check a repeated answer to Attach, perhaps from another head."""
+        """Check that a repeated answer to Attach, perhaps from another head, has no lower
+        positions."""
         for stream, seq in holder.start.items():
             if positions.get(stream, 1) < seq and stream not in self.ended_ns:
                 self.violations.append(f"{holder.hold.node} was sent back from {seq}")
@@ -340,8 +345,8 @@ class QueryClients:
         further = {s: at for s, at in holder.read.items() if at > before.get(s, 1)}
         if further:
             token = self._token()
-            # Reported positions may be lower than those read, so a successor that gets a higher
-            # position got it from the holder that it replaced.
+            # Report less than was read: then a successor that starts at a higher position must have
+            # got this position from the holder that it replaced.
             picked = {s: self.rng.randint(before.get(s, 1) + 1, at) for s, at in further.items()}
             holder.advances[token] = Asked(world.now_ns, picked)
             self._ask(hold.node, Inquire(MoveCursor(hold.name, holder.me, picked), token))
@@ -353,13 +358,13 @@ class QueryClients:
         world.on_emit(node, self._on_changed)
 
     def _whys(self, name: str) -> Iterator[str]:
-        """The reasons for which operators may have fenced holders of a name."""
+        """The reasons that fenced holders of a name may get after a change by an operator."""
         for changed in self.changed.values():
             if changed.name == name and changed.may_count:
                 yield "deleted" if changed.positions is None else "reset"
 
     def _change(self, change: Change, world: World) -> None:
-        """One change of a name at a time."""
+        """Request a change, unless another change of the same name is not answered yet."""
         mine = [changed for changed in self.changed.values() if changed.name == change.name]
         if any(changed.answered_ns == NEVER for changed in mine):
             world.call(world.now_ns + ADVANCE_NS, partial(self._change, change))
@@ -541,7 +546,7 @@ class QueryClients:
         for holders in self._of_each_name():
             allowed: dict[LogId, int] = {}
             for h in holders:
-                # The first answer to a holder that attached after `h` was answered.
+                # When the first holder that attached after the answer to `h` got its own answer.
                 fenced_ns = min(
                     (o.answered_ns for o in holders if o.asked_ns >= h.answered_ns and o is not h),
                     default=NEVER,
@@ -566,8 +571,8 @@ class QueryClients:
         return [c for c in self.changed.values() if c.name == name and c.may_count]
 
     def _starts_with_changes(self) -> list[str]:
-        """Like `_starts`, for positions that no reset or deletion may have replaced since. The
-        positions of a reset count like acknowledged ones."""
+        """Like `_starts`, but only for positions that no later reset or deletion may have replaced.
+        The positions of a reset count like acknowledged ones."""
         found = []
         for holders in self._of_each_name():
             changes = self._changes_of(holders[0].hold.name)
@@ -603,8 +608,8 @@ class QueryClients:
         return found[:5]
 
     def _places(self) -> list[str]:
-        """Each position that a holder got was set by a reset or a holder's report, and not replaced
-        by a later reset or deletion."""
+        """Each position that a holder got must have been set by a reset or by a holder's report,
+        and must not have been replaced by a later reset or deletion."""
         found = []
         for holders in self._of_each_name():
             changes = self._changes_of(holders[0].hold.name)
@@ -613,7 +618,8 @@ class QueryClients:
                     continue
                 replaced = [c for c in changes if c.answered_ns <= h.asked_ns]
                 for stream, seq in h.start.items():
-                    # From when on each possible source may have counted.
+                    # For each possible source of the position: the earliest time it may have
+                    # applied.
                     sources = [
                         o.answered_ns
                         for o in holders
@@ -657,7 +663,8 @@ class QueryClients:
         return found
 
     def _misplaced(self) -> list[str]:
-        """No live event before the position may be as late as the time."""
+        """For each answer to a time query: no live event before the position may have this time or
+        a later one."""
         found = []
         for node, stream, time_ns, seq in self.found:
             record = self.cluster.records[self.cluster.names[stream]]
@@ -669,6 +676,6 @@ class QueryClients:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """An independent implementation of `names.matches`."""
+    """Whether a pattern matches a name. It does not use `names.matches`, which this test checks."""
     spelled = re.escape(pattern).replace(r"\*", r"[^.]+").replace(">", ".+")
     return re.fullmatch(spelled, name) is not None

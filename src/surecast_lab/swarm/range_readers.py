@@ -1,13 +1,15 @@
-"""Clients that read ranges during the faults, as tasks of a batch job do; judged from outside.
+"""Simulated clients of a swarm that read ranges of positions during faults, and their judge.
 
-Each reader reads one range after the other; the next request replaces a range that is not complete.
-Some ranges reach beyond the current end of the stream, and some readers pause for a while. The
-judge uses the requests, the deliveries, and the deliveries of the stream's other readers:
+They do what tasks of a batch job (Spark) do. Each client reads one range after the other; a new
+request replaces a range that is not complete. Some ranges reach beyond the current end of the
+stream, and some clients pause for a while. The judge compares the deliveries with the requests and
+with the deliveries of the stream's other readers. It requires:
 
-- positions are delivered in order, without gaps, and none outside the range
-- after healing, all existing positions of the range are delivered
-- an event is the one that other readers got, at the position acknowledged to its publisher
-- a void is a void for the audits, too (except in streams that expire)
+- Positions are delivered in order, without gaps, and none is outside the range.
+- After healing, all existing positions of the range are delivered.
+- At each position there is the event that other readers got, and that was acknowledged there.
+- A position that is void (its event is obsolete) is also void for the readers of the final audit,
+  except in streams whose events expire.
 """
 
 from collections import Counter
@@ -31,7 +33,7 @@ from surecast_lab.swarm.cluster import Cluster
 __all__ = ["RangeRead", "RangeReaders", "draw_ranges"]
 
 BEYOND = 1.2  # the greatest length of a range, as a share of the rest of the stream
-FINISH_NS = 30 * SECOND  # simulated, for the last ranges
+FINISH_NS = 30 * SECOND  # simulated time in which the last ranges must be complete
 SHOWN_MAX = 5
 
 
@@ -43,7 +45,7 @@ class RangeRead(msgspec.Struct):
     stream: str
     start: float  # as a share of the stream
     length: float  # as a share of the rest of the stream
-    holds_ns: int  # how long the reader pauses soon after its request; 0: it does not
+    holds_ns: int  # how long the reader pauses soon after its request; 0: no pause
 
 
 def draw_ranges(
@@ -138,7 +140,8 @@ class RangeReaders:
         self.shorts += 1
 
     def _check_end(self, event: Ended) -> None:
-        """Only a stream that is deleted has ended, and nothing was acknowledged after its end."""
+        """Check that a stream that is reported as ended was deleted, and that no event was
+        acknowledged after its end."""
         name = self.cluster.names[event.stream]
         last = max(self.cluster.records[name].acked.values(), default=0)
         self.ends += 1
@@ -148,8 +151,8 @@ class RangeReaders:
     # ------------------------------------------------------------ the end
 
     def finish(self, ends: dict[LogId, int]) -> None:
-        """After healing and the end of publishing: complete the current ranges, have every reader
-        read every stream, and judge."""
+        """Called after healing and the end of publishing: complete the current ranges, let every
+        client read every stream, and judge."""
         self._complete(ends)
         for stream, end in ends.items():
             for node in self.asked:
@@ -176,7 +179,7 @@ class RangeReaders:
         done = sum(asked.reading.position == asked.hi for asked in ranges)
         return {
             "ranges read": done,
-            "ranges read in part": len(ranges) - done,  # replaced, or longer than the stream
+            "ranges read in part": len(ranges) - done,  # replaced, or ends after the stream
             "ranges not there": self.shorts,
             **({"ranges after the end": self.ends} if self.ends else {}),
         }
@@ -191,8 +194,8 @@ class RangeReaders:
 
 
 def _wrong_events(record: Record, reading: Reading) -> list[str]:
-    """Events that differ from those that others got, or that were acknowledged, at their
-    positions."""
+    """Events that differ from the event that other readers got, or that was acknowledged, at the
+    same position."""
     known: dict[int, Event] = {}
     for other in (*record.readings, *record.audits):
         known |= {event.seq: event for event in other.events}
@@ -209,7 +212,7 @@ def _wrong_events(record: Record, reading: Reading) -> list[str]:
 
 def _wrong_voids(record: Record, reading: Reading) -> list[str]:
     """Voids at positions where a later audit has an event."""
-    if isinstance(record.policy, KeepFor):  # expiry goes on after the audits
+    if isinstance(record.policy, KeepFor):  # events expire also after the audits
         return []
     live = {event.seq for audit in record.audits for event in audit.events}
     return [

@@ -1,9 +1,9 @@
-"""The scenarios of the swarm by name, found from the files of this folder.
+"""Finds the scenarios of the swarm (see `trial`) by name, from the files of this folder.
 
 A file `<protocol>.py` or `<protocol>_<variant>.py` is a scenario, named `<protocol>` or
 `<protocol>-<variant>`. It defines SCENARIO: a class or function that returns a `trial.Scenario` and
-takes no arguments. Listing the names imports none of them; run as a program, this module prints
-them.
+takes no arguments. `names` lists the names without importing the files. Run as a program, this
+module prints the names.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""A process's report of its sessions: which have ended, with which peer and why."""
+"""The report of a process of a process cluster about its sessions: which ended, and why.
+
+`upgrade_rounds.py` checks these reports: an upgrade of one process must not end other sessions.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -24,10 +27,11 @@ COUNTED: Final = (
 
 
 class SessionReport(msgspec.Struct):
-    """The sessions of one process since the last report; the counters are since its start."""
+    """The sessions of one process that ended since the last report. `counters` count since the
+    start of the process."""
 
-    nodes: list[str]  # in this process
-    ended: list[tuple[str, str, str]]  # sessions that were up: node, peer, reason
+    nodes: list[str]  # the nodes in this process
+    ended: list[tuple[str, str, str]]  # (node, peer, reason) of each ended session
     counters: dict[str, int]
 
 

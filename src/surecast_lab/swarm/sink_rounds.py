@@ -1,13 +1,17 @@
-"""Rounds of Spark writing to streams while its drivers are killed: each row must be there once.
+"""A fault test of the Spark sink, in rounds: drivers are killed, and each row must arrive once.
 
-A round is one streaming query, from files to one or several streams. Its drivers are real
-processes, each with a JVM and Python workers. A driver is killed (completely, or the JVM only), or
-it is stopped, replaced, and continued while its successor works. The moment is a condition: the
-k-th record of a certain kind in the staging stream, or the middle of a batch's rows in the target;
-some moments are random times. Before a restart the newest entry of the query's commit log may be
-deleted, as after a crash that lost it, so that Spark repeats a committed batch. Tasks fail at
-random, before their first row or later. Every driver and every attempt draws anew which row goes to
-which task and stream, and in which order.
+A round is one streaming query that reads files and writes their rows to one or several streams (the
+targets). The sink first writes rows to a hidden staging stream of the region, and publishes them
+when Spark commits the batch. A Spark driver is a real process with a JVM and Python workers. In a
+round several drivers are stopped before they finish, and replaced: a driver is killed (with its
+workers, or only the JVM), or it is suspended, replaced, and resumed while its successor works (a
+*zombie*).
+
+When this happens is a condition, not a time, in most cases: the k-th record of a certain kind in
+the staging stream, or the middle of a batch's rows in the target. Before a restart, the newest
+entry of the query's commit log may be deleted, as if a crash had lost it, so that Spark repeats a
+committed batch. Tasks fail at random, before their first row or later. In each driver and in each
+attempt of a task, rows are distributed to tasks and streams in a new random way and order.
 
     python -m surecast_lab.swarm.sink_rounds --rounds 20 [--seed 1]
 """
@@ -40,16 +44,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Result", "is_excused", "judge", "run_round"]
 
-BATCHES = 8  # files, each a micro-batch
-ROWS = 240  # of each
+BATCHES = 8  # number of files; each is a micro-batch
+ROWS = 240  # rows in each file
 PARTITIONS = 6
 PAD = 32 << 10  # padding of a row, so that publishing a batch takes long enough to be interrupted
 DIGITS = 7
-DRIVER_S = 600.0  # a driver that runs longer hangs
+DRIVER_S = 600.0  # a driver that runs longer counts as hanging
 WATCH_S = 0.002
 KINDS = ("chunk", "intent", "rows", "done", "any")
 WAYS = ("kill", "kill", "kill-jvm", "stop")
-# Spark's errors for two drivers of one checkpoint: about its offsets, and about its commits.
+# Spark's errors if two drivers use one checkpoint: in the offset log, and in the commit log.
 OUSTED = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently using")
 
 
@@ -61,7 +65,7 @@ class Result:
     steps: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     kills: int = 0
-    zombies: int = 0  # of the kills: drivers stopped, replaced, and continued
+    zombies: int = 0  # how many of the drivers were suspended, replaced, and resumed
     deletions: int = 0
     failures: int = 0  # tasks that raised
     rows: int = 0
@@ -155,7 +159,7 @@ class Driver:
     def kill(self, way: str) -> None:
         if way == "kill-jvm":
             self.signal(signal.SIGKILL, only="java")
-            time.sleep(0.2)  # workers run for a moment longer, as they would on another machine
+            time.sleep(0.2)  # workers outlive the JVM by a moment, as on another machine
         while self._processes():
             self.signal(signal.SIGKILL)
             self.process.poll()
@@ -176,7 +180,7 @@ class Driver:
         return found
 
     def wait(self) -> int:
-        """Its exit code; -1 if it hangs."""
+        """Wait for the end of the driver; returns its exit code, -1 if it hangs."""
         try:
             return self.process.wait(max(0.0, self.ends_s - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -195,7 +199,7 @@ class Watch:
         self._names = [f"rows.{n}" for n in range(targets)]
         self.staging = "_spark.rows.0" if targets == 1 else "_spark"
         self.seen: Counter[str] = Counter()
-        self.batch = -1  # the last one with a record
+        self.batch = -1  # the last batch with a record in the staging stream
         self._stopped = False
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
@@ -211,7 +215,7 @@ class Watch:
                 self.seen[kind] += 1
                 self.batch = max(self.batch, int(batch, 16))
         except SurecastError:
-            return  # closed
+            return  # the client is closed
 
     def rows(self) -> int:
         return sum(end - 1 for end in self._ends("rows.*").values())
@@ -249,8 +253,8 @@ class Watch:
 
 @dataclass
 class Moment:
-    """When a driver is killed or stopped: at the `count`-th record of a kind, or within the rows of
-    batch `count`."""
+    """When a driver is killed or suspended: at the `count`-th record of a kind, or within the rows
+    of batch `count`."""
 
     kind: str
     count: int
@@ -265,7 +269,7 @@ class Moment:
             return watch.seen["chunk"] >= self.count
         if self.kind == "rows":
             if watch.batch < self.count:
-                return False  # records precede rows; this saves requests to the server
+                return False  # a batch has records before it has rows: no request is needed yet
             rows = watch.rows()
             return rows > max(ROWS * self.count, self.rows) and rows % ROWS > 0
         return watch.seen[self.kind] >= self.count
@@ -317,8 +321,10 @@ def run_round(
     kinds: tuple[str, ...] = (),
     batches: int = BATCHES,
 ) -> Result:
-    """Run one query in which `strikes` drivers are killed or stopped. `kinds`: the kinds of
-    moments; drawn by default."""
+    """Run one query in which `strikes` drivers are killed or suspended.
+
+    `kinds` are the kinds of moments at which this happens; by default they are drawn.
+    """
     began = time.monotonic()
     rng, result = Random(f"sink/{seed}"), Result(seed)
     targets = rng.choice((1, 3))
@@ -372,7 +378,7 @@ def _strike(
     result: Result,
     zombies: list[Driver],
 ) -> None:
-    """Let a driver run until `moment`, then kill or stop it."""
+    """Let a driver run until `moment`, then kill or suspend it."""
     while driver.process.poll() is None and not moment.is_reached(watch):
         if time.monotonic() > driver.ends_s:
             driver.kill("kill")
@@ -405,7 +411,7 @@ def _finish(
     watch: Watch,
     result: Result,
 ) -> None:
-    """Run a last driver; stopped drivers continue while it works, or when it is done."""
+    """Run a last driver to the end; suspended drivers are resumed while it works, or afterwards."""
     last_log = log.with_name("last.log")
     driver = Driver(job, last_log)
     wake_at = watch.rows() + rng.randint(0, ROWS)
@@ -429,7 +435,8 @@ def _finish(
 
 
 def is_excused(code: int, output: str) -> bool:
-    """Whether a driver ended because another one used its checkpoint: Spark stops one of them."""
+    """Whether a driver ended because another one used its checkpoint, which Spark does not
+    allow."""
     return code > 0 and any(words in output for words in OUSTED)
 
 
@@ -443,7 +450,8 @@ def judge(
     """Find faults in the targets' rows, and in the records left in the staging stream.
 
     Rows must be in the order of the batches in which their files were read (`batch_of`). A killed
-    driver may leave the records of one batch and a `done` record; all others must be collected.
+    driver may leave the records of one batch and a `done` record; the sink must have removed
+    (collected) all others.
     """
     if len(batch_of) != files:
         return [f"{len(batch_of)} of {files} files were read"]

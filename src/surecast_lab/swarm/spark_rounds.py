@@ -1,7 +1,8 @@
-"""A streaming query under load, while its region fails and it is restarted with another region.
+"""A fault test of the Spark source: a streaming query runs while the regions that it reads fail.
 
-Two regions of two real servers each. A publisher fills two streams, one that keeps all and one that
-keeps the latest of each key. A Spark query reads both by pattern, voids included, into Parquet:
+There are two regions, west and east, of two real servers each. A publisher fills two streams: one
+keeps all events, the other the latest event of each key. A Spark query reads both by a pattern,
+with void ranges, and writes Parquet files. The steps of a round:
 
     west       it reads from west
     failover   both servers of west are killed (SIGKILL); the query is restarted with east's url
@@ -12,9 +13,9 @@ keeps the latest of each key. A Spark query reads both by pattern, voids include
                west's url: it waits until east is up again
     end        publishing ends; the rest is read with availableNow, from east
 
-Then Spark judges the output of all files together: it must contain every position of all streams
-exactly once, and every event of the first stream as published. No query may have reported a loss of
-data.
+Then Spark checks all output files together: they must contain every position of all streams
+exactly once, and every event of the first stream as it was published. No query may have reported a
+loss of data.
 
     python -m surecast_lab.swarm.spark_rounds [--minutes 10] [--seed 1]
 """
@@ -55,7 +56,7 @@ ROWS, KEYS = 500, 2_000
 READY_S = 120.0
 STUCK_S = 180.0
 DOWN_S = 2.0
-AWAY_S = 8.0  # longer than a loss must last to be reported
+AWAY_S = 8.0  # longer than positions must be missing before the source reports a loss
 
 
 class SparkRound(msgspec.Struct):
@@ -65,7 +66,7 @@ class SparkRound(msgspec.Struct):
     published: dict[str, int] = {}
     rows: dict[str, int] = {}  # in the output: events and void ranges
     void: int = 0  # positions of the second stream that the query saw as void
-    starts: int = 0  # of the query
+    starts: int = 0  # how often the query was started
     failures: list[str] = []  # errors of the query, which are allowed while its region is down
     batches: int = 0
     violations: list[str] = []
@@ -73,7 +74,7 @@ class SparkRound(msgspec.Struct):
 
 
 class Load:
-    """A publisher in a separate thread: numbered values, a pause between batches."""
+    """A publisher in a separate thread. Its values are numbered; it pauses between batches."""
 
     def __init__(self, url: str, seed: int, pause_s: float) -> None:
         self.url = url
@@ -335,7 +336,7 @@ def run_round(
     pause_s: float = 0.02,
     say: Callable[[str], None] = lambda _: None,
 ) -> SparkRound:
-    """Run all steps in about `seconds`; all files are in `folder`."""
+    """Run all steps of a round in about `seconds`; all files are in `folder`."""
     began = time.monotonic()
     result = SparkRound(seed)
     with ExitStack() as stack:

@@ -1,16 +1,16 @@
-"""Sprinkler's swarm: regions, publishers, readers and clients under faults of every kind.
+"""The swarm scenario `sprinkler`: a randomized fault test of the protocol between regions.
 
-The seed determines everything: 3-5 regions with chains of 1-3, streams with various retention
-rules, publishers that retry, and faults, many of them while publishes are in flight. After healing,
-every publish must be acknowledged within a bounded time and every reader in every region must be at
-the same end; new readers then read every region from the first position. The verdict comes from the
-clients' records alone (`protocols.sprinkler.checks`).
+A seed determines 3-5 regions with chains of 1-3 replicas, streams with various retention rules,
+publishers that retry, and faults, many of them while publishes are in flight. After healing, every
+publish must be acknowledged within a bounded time, and every reader in every region must reach the
+same end of each stream. Then new readers read every region from the first position. The verdict
+uses only the clients' records (`protocols.sprinkler.checks`).
 
-Publishers may be in other regions than the owner's and publish through their own region, streams
-are created from any region, and clients hold named subscriptions, watch patterns, query times and
-read ranges (`query_clients.py`, `range_readers.py`).
-
-A plan may have mesh clients instead of these; `sprinkler_mesh.py` draws such plans.
+A publisher may be in another region than the one that owns the stream; its own region then forwards
+the events. Streams are created from any region. Further clients use named subscriptions, watch
+patterns, send time queries and read ranges (`query_clients.py`, `range_readers.py`). Instead of
+these, a plan may have mesh clients, which exchange events with each other; `sprinkler_mesh.py`
+draws such plans.
 """
 
 from collections.abc import Sequence
@@ -60,14 +60,14 @@ from surecast_lab.swarm.workload import draw_workload
 
 __all__ = ["SCENARIO", "Plan", "Sprinkler", "draw_plan", "run_seed"]
 
-MESH_SETTLE_NS = 15 * SECOND  # with meshes; most seeds need a second
+MESH_SETTLE_NS = 15 * SECOND  # time to settle with meshes; most seeds need one second
 DAMAGED = 0.5  # the share of seeds with damaged or rolled-back disks
 NEED_DAMAGE = (RegionBehind, Patch, Wanted)  # sent only when a disk has lost something
 # Named subscriptions are reset and deleted in `sprinkler_deletion.py`.
 ADMINISTRATION = (CursorChanged, CursorDelete, CursorReset, CursorsAre, Detach, ListCursors)
-# No seed leads to diverging histories of a stream, or to lost positions.
+# Sent only if the histories of a stream diverge or positions are lost; no seed leads to that.
 NEVER_SENT = (Doubt, Hide, RangeLost, *ADMINISTRATION)
-PATIENCE_NS = 600 * SECOND  # of publishers with an unreachable owner: it will come back
+PATIENCE_NS = 600 * SECOND  # publishers wait this long for the owning region; it always recovers
 
 
 class Abroad(msgspec.Struct):
@@ -139,8 +139,9 @@ def _draw_abroad(rng: Random, plan: Plan) -> Abroad:
 
 
 class Sprinkler(ClusterScenario[Plan]):
-    """`types` and `client_type` replace classes of replicas and of mesh clients, `chain` and
-    `server` are options of replicas. Tests remove a rule this way and expect violations."""
+    """The scenario. `types` and `client_type` replace classes of replicas and of mesh clients;
+    `chain` and `server` are options of replicas. Tests break a rule in this way, and expect
+    violations."""
 
     protocols: ClassVar[frozenset[str]] = frozenset({"chain", "streams", "sprinkler"})
     state_tables: Sequence[StateTable] = (REPLICA, LEARNER, SERVICE, SESSION)
@@ -159,7 +160,7 @@ class Sprinkler(ClusterScenario[Plan]):
         self.callers: QueryClients | None = None
         self.mesh_clients: MeshClients | None = None
         self.damages: Damages | None = None
-        self.requests = 0  # of the mesh, until it had settled
+        self.requests = 0  # requests in the mesh until the run had settled
 
     def draw(self, seed: int) -> Plan:
         return draw_plan(seed)
@@ -169,7 +170,7 @@ class Sprinkler(ClusterScenario[Plan]):
         drawn: dict[str, Any] = {**abroad.server, "owners": abroad.owners} if abroad else {}
         if (
             plan.damage
-        ):  # a rolled-back lone owner must query other regions before it numbers events
+        ):  # an owner with an older disk must ask other regions before it assigns positions
             drawn["ask_ns"] = PATIENCE_NS
         self.cluster = cluster = self.make_cluster(
             seed,
@@ -218,8 +219,8 @@ class Sprinkler(ClusterScenario[Plan]):
         return super().handlers() | (asking if cluster.callers else {}) | mesh
 
     def is_expected(self, role: type[HandlerMachine], message: type[Any]) -> bool:
-        """All messages, except those of a mesh, of query clients or after damage if the plan does
-        not have these."""
+        """Messages between mesh clients, of query clients, and after disk damage are expected only
+        if the plan has these; all other messages always."""
         if message in NEVER_SENT or (message in NEED_DAMAGE and not self.damages):
             return False
         if message in MeshPeer.handlers and not self.cluster.clients:
@@ -230,7 +231,7 @@ class Sprinkler(ClusterScenario[Plan]):
     # ------------------------------------------------------------ faults
 
     def allows(self, fault: Fault) -> bool:
-        """Not for clients that have not joined yet or have left, nor for disks that are needed."""
+        """No faults of clients that are not there, nor of disks with the only copy of some data."""
         names = [getattr(fault, field, "") for field in ("name", "a", "b")]
         if self.mesh_clients and any(map(self.mesh_clients.is_away, names)):
             return False
@@ -257,7 +258,7 @@ class Sprinkler(ClusterScenario[Plan]):
         found = super().audit()
         if self.callers and not found:
             self.callers.finish()
-            # Expiry has continued meanwhile: judge when all readers are at the same end again.
+            # Events have expired during the audit: judge when all readers are at one end again.
             world = self.cluster.world
             world.run(world.now_ns + SETTLE_NS, until=lambda _: self.settled())
         return found

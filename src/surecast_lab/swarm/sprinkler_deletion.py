@@ -1,15 +1,16 @@
-"""Sprinkler's swarm with streams that are deleted while they are published to, under all faults.
+"""The swarm scenario `sprinkler-deletion`: streams are deleted while publishers write to them.
 
-The same regions, publishers, readers and faults as in `sprinkler.py`. Some streams are deleted at a
-random moment by a publisher of any region, while other publishers go on. Some of their names are
-used again, up to twice, by publishers of any region, also at the moment of the deletion. Clients
-hold named subscriptions, which operators reset and delete (`query_clients.py`), and read ranges.
+The regions, publishers, readers and faults are those of `sprinkler.py`. In addition, some streams
+are deleted at a random moment by a publisher of any region, while other publishers continue. Some
+of the names are used for new streams, up to twice, by publishers of any region, and also at the
+moment of the deletion. Clients use named subscriptions, which operators reset and delete
+(`query_clients.py`), and read ranges.
 
-At the end every publish before a deletion must be acknowledged and every later one refused as
-deleted, no position may follow the End event, and every replica of every region must know that the
-stream is deleted, and which stream has its name. A new stream begins at position 1 and has a record
-of its own, so no event of the former one may be read from it. No position of a named subscription
-is left in a deleted stream.
+At the end the following must hold. Every publish before a deletion is acknowledged, and every later
+one is refused as deleted. No position follows the End event, which marks the deletion. Every
+replica of every region knows that the stream is deleted, and which stream now has its name. A new
+stream begins at position 1, and no event of the former stream can be read from it. No named
+subscription has a position in a deleted stream.
 """
 
 from collections.abc import Iterable
@@ -52,8 +53,8 @@ from surecast_lab.swarm.workload import draw_workload
 __all__ = ["END", "SCENARIO", "Renewal", "SprinklerDeletion", "draw_plan", "run_seed"]
 
 END = encode_policy(End())
-# How often a name is opened until it has a new stream. Longer than the publisher's `retry_ns`: each
-# answer counts as progress, and a publish without an answer is sent again only without progress.
+# Interval at which a name is opened until it has a new stream. It is longer than the publisher's
+# `retry_ns`, because a publisher repeats unanswered publishes only if it got no answer for so long.
 OPEN_NS = 1500 * MS
 NEEDED = (Attach, Advance, CursorReset, CursorDelete, ReadRange)
 
@@ -61,9 +62,9 @@ NEEDED = (Attach, Advance, CursorReset, CursorDelete, ReadRange)
 class Renewal(msgspec.Struct):
     """A stream that is created under the name of a deleted one."""
 
-    record: str  # the name, with a number
+    record: str  # the name of its record: the stream's name with a number
     name: str
-    former: str  # the record of the stream before
+    former: str  # the record of the deleted stream
     at_ns: int
     owner: str
     openers: list[str]
@@ -105,7 +106,7 @@ def _draw_renewals(rng: Random, plan: DeletionPlan, name: str, owners: dict[str,
         if owners:
             owner = owners[name]
             openers = [f"{place}/pub0" for place in rng.sample(places, rng.randint(1, 3))]
-        else:  # the region that creates a stream owns it: two regions would create two
+        else:  # the region that creates the stream owns it: only one region may create it
             owner = publisher.split("/")[0]
             openers = [f"{owner}/pub0"]
         record = f"{name}#{number}"
@@ -131,7 +132,7 @@ class SprinklerDeletion(Sprinkler):
         assert isinstance(plan, DeletionPlan)
         self.deleted = list(plan.deletions)
         self.renewals = {renewal.record: renewal for renewal in plan.renewals}
-        # By name: which publishers were given which streams.
+        # Name → (publisher, the stream that it got when it opened the name).
         self.opened: dict[str, list[tuple[str, StreamInfo]]] = {}
         rng = Random(f"{seed}/new streams")
         for renewal in plan.renewals:
@@ -165,7 +166,8 @@ class SprinklerDeletion(Sprinkler):
             self.callers.ended_ns[stream] = world.now_ns
 
     def _renew(self, renewal: Renewal, world: World) -> None:
-        """Open the name until it has a new stream. The former one may not be deleted yet."""
+        """Open the name again and again until it has a new stream. At first the former stream may
+        not be deleted yet."""
         cluster = self.cluster
         if renewal.record in cluster.streams:
             return
@@ -186,7 +188,7 @@ class SprinklerDeletion(Sprinkler):
         return message not in ONLY_HERE and super().is_expected(role, message)
 
     def allows(self, fault: Fault) -> bool:
-        """Not the loss of the only copy of a directory entry that was just written."""
+        """No fault that may lose the only copy of a directory entry that was just written."""
         if isinstance(fault, Damage | RollBack):
             region, cluster = fault.name.split("/")[0], self.cluster
             for renewal in self.renewals.values():
@@ -223,7 +225,7 @@ class SprinklerDeletion(Sprinkler):
                 yield node, {} if machine is None else machine.layers
 
     def _newest(self, name: str) -> str:
-        """The record of the stream that has the name last."""
+        """The record of the last stream that was created under the name."""
         return next((r.record for r in [*self.renewals.values()][::-1] if r.name == name), name)
 
     def _problems(self, name: str) -> list[str]:
@@ -240,11 +242,11 @@ class SprinklerDeletion(Sprinkler):
         return found
 
     def _identities(self) -> list[str]:
-        """D4: all replicas have the same stream of each name, and publishers were given no other
-        streams than those that the records have.
+        """D4: for each name all replicas have the same stream, and publishers got only streams that
+        have a record.
 
-        Exception: a request to open the name that was not answered yet may create a stream after
-        the last deletion. All replicas must have it, and it must replace the deleted one.
+        Exception: after the last deletion, a request to open the name that was still unanswered may
+        create another stream. All replicas must have this stream in place of the deleted one.
         """
         found, streams = [], self.cluster.streams
         for name in {name.partition("#")[0]: None for name in self.deleted}:

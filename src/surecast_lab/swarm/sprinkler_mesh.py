@@ -1,10 +1,11 @@
-"""Sprinkler's swarm with meshes: the same servers and faults, and mesh clients.
+"""The swarm scenario `sprinkler-mesh`: the readers are mesh clients, which exchange events.
 
-There are 2-4 regions with 5-60 mesh clients in all. Clients join and leave, follow streams from the
-earliest, the latest or a given seq and unfollow them, stall, crash, restart, and lose connections
-to each other and to servers. The mesh is the default one, the paper's, or one of unusual sizes:
-tiny views, tiny buffers, sessions that are congested soon. The requirement at the end is the same:
-all remaining clients are at the same end, and the records show no violation.
+Servers and faults are those of `sprinkler.py`. There are 2-4 regions with 5-60 mesh clients in all.
+Clients join and leave, follow streams from the earliest, the latest or a given position, unfollow
+them, stall, crash, restart, and lose connections to each other and to servers. The mesh has the
+default settings, the settings of the paper, or unusual ones: very small views (lists of known
+peers), very small buffers, or sessions that are congested early. At the end all remaining clients
+must have reached the same end of each stream, and their records must show no violation.
 """
 
 from random import Random
@@ -24,7 +25,7 @@ from surecast_lab.swarm.trial import WARM_UP_NS, SeedResult
 __all__ = ["SCENARIO", "SprinklerMesh", "draw_plan", "run_seed"]
 
 CLIENTS_MAX = 60
-PAPER_CLIENTS_MAX = 10  # the paper's mesh never stops its traffic: a client costs as much as eight
+PAPER_CLIENTS_MAX = 10  # fewer: clients of the paper's mesh send all the time, 8 times as much
 KINDS = ("crash", "crash", "pause", "pause", "cut", "one-way cut", "isolate", "degrade", "reset")
 
 
@@ -84,7 +85,7 @@ def _draw_settings(rng: Random) -> tuple[MeshConfig, dict[str, Any]]:
         )
     if rng.random() < 0.4:
         return config, {}
-    return config, {  # a batch of one event has some 300 bytes
+    return config, {  # for comparison: a batch of one event has about 300 bytes
         "keep_bytes_max": rng.choice((0, 500, 4_000, 8 << 20)),
         "early_bytes_max": rng.choice((1, 500, 4_000, 8 << 20)),
         "reply_bytes_max": rng.choice((1, 1_000, 256 << 10)),
@@ -95,7 +96,7 @@ def _draw_settings(rng: Random) -> tuple[MeshConfig, dict[str, Any]]:
 
 
 def _draw_visit(rng: Random, plan: Plan, name: str, popular: list[str]) -> Visit:
-    """Draw a client's visit; most join early and stay."""
+    """Draw when a client joins and leaves, and what it reads; most join early and stay."""
     end_ns = WARM_UP_NS + plan.duration_ns
     comes_ns = rng.randint(200 * MS, 1_500 * MS)
     if rng.random() < 0.4:
@@ -107,7 +108,7 @@ def _draw_visit(rng: Random, plan: Plan, name: str, popular: list[str]) -> Visit
 
 
 def _draw_skip(rng: Random, plan: Plan, at_ns: int) -> float:
-    """Draw a client's start; if enough time is left, it may be a position that is still to come."""
+    """Draw where a client starts; if enough time is left, it may be a position in the future."""
     most = 1.2 if at_ns < WARM_UP_NS + plan.duration_ns // 2 else 1.0
     return rng.choice((EARLIEST, EARLIEST, LATEST, LATEST, most * rng.random()))
 

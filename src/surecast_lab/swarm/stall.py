@@ -1,12 +1,16 @@
-"""A subscriber stops reading at full load: the others continue, the servers' memory stays bounded,
-and the subscriber misses nothing.
+"""A test of back-pressure with real processes: at full load, one subscriber stops reading.
 
-One region with a chain of two, a publisher at full speed, and four subscribers, thin and in the
-mesh. One of them stalls, in one of two ways: its process is *stopped*, or it runs and its program
-*holds*: it takes no more batches, so that the client's buffer fills. When it continues, it must get
-every event that was not replaced by a later one (`load.py`). The rate of the other subscribers is
-measured before and during the stall, in the same run, and reported; they are only required to make
-progress. The servers' memory and queues must stay within the limits of their configuration.
+The other subscribers must continue, the servers' memory must stay bounded, and the subscriber must
+miss nothing.
+
+The deployment is one region with a chain of two replicas, a publisher at full speed, and four
+subscribers. Some of them are thin (they get all events from a server), others are mesh clients
+(they exchange events with each other). One subscriber stalls, in one of two ways: *stopped* means
+that its process is suspended (SIGSTOP); *held* means that its program takes no more batches, so
+that the client's buffer fills. When it continues, it must get every event that was not replaced by
+a later one (`load.py` checks this). The rates of the other subscribers before and during the stall
+are reported; the only requirement is that they make progress. The servers' memory and queues must
+stay within the limits of their configuration.
 
     python -m surecast_lab.swarm.stall [--seconds 30] [--case thin-stopped]
 """
@@ -54,17 +58,18 @@ class StallResult(msgspec.Struct):
     violations: list[str]
     published: int = 0
     stalled_s: float = 0.0
-    rate_before: float = 0.0  # positions a second, of the slowest of the others
+    rate_before: float = 0.0  # positions per second of the slowest other subscriber
     rate_during: float = 0.0
     missed: int = 0  # positions published during the stall
-    skipped: int = 0  # positions that were void before they could be delivered to it
-    memory_before: int = 0  # of the largest server, bytes
+    skipped: int = 0  # positions that became void before the stalled subscriber read them
+    memory_before: int = 0  # bytes, of the server that uses most
     memory_peak: int = 0
-    queued_peak: int = 0  # by one server for all its peers
+    queued_peak: int = 0  # bytes that one server had queued for all its peers, at most
 
     @property
     def memory_allowed(self) -> int:
-        """The memory before, plus two journals (one written, one moved), a peer's queue, slack."""
+        """The memory before the stall, plus two journals (one is being written, one is being moved
+        to segments), the queue of one peer, and a tolerance."""
         journal = SETTINGS["storage"]["journal_bytes_max"]
         queue = SETTINGS["runtime"]["queue_bytes_max"]
         return int(self.memory_before + 2 * journal + queue + SLACK_BYTES)
@@ -78,8 +83,8 @@ def run_stall(
     seconds: float = 0.0,
     say: Callable[[str], None] = lambda _: None,
 ) -> StallResult:
-    """Run a case. The stall lasts until the others have received `events` more events, and at least
-    for `seconds`."""
+    """Run a case. The stall lasts until the other subscribers have received `events` more events,
+    and at least for `seconds`."""
     result = StallResult(name, [])
     try:
         with ProcessCluster(folder, 1, {"east": 2}, 0, settings=SETTINGS) as cluster:
@@ -137,7 +142,7 @@ class _Stall:
             self.cluster.workers[self.victim].ask("go_on")
 
     def _rate(self, events: int, seconds: float) -> float:
-        """The rate of the slowest of the others, measured over at least `events` and `seconds`."""
+        """The rate of the slowest other subscriber, over at least `events` and `seconds`."""
         first, began = self._least(self.others), time.monotonic()
 
         def is_over() -> bool:

@@ -1,11 +1,14 @@
-"""Records the faults of one seed and the progress of its readers, and draws them.
+"""Records the faults and the readers' progress of one simulated run of a swarm, and draws them.
+
+`surecast sim SCENARIO --seed N --draw FILE` uses it:
 
     timeline = Timeline()
     run_seed(42, timeline=timeline)
     timeline.draw(Path("out/seed-42.png"), "seed 42")
 
-The picture shows the faults and their durations at the top; below, for each stream, the position of
-every reader; at the bottom, for how long each reader has lacked an acknowledged event.
+At the top, the picture shows the faults and their durations. Below, it shows the position of every
+reader in each stream. At the bottom, it shows how far each reader is behind: for how long it has
+lacked an event that is already acknowledged.
 """
 
 from collections.abc import Collection, Container
@@ -34,7 +37,7 @@ __all__ = ["Timeline"]
 
 SAMPLE_NS = 50 * MS
 NAN = float("nan")
-AFTER_NS = 4 * SECOND  # how long after healing the drawing goes on
+AFTER_NS = 4 * SECOND  # the drawing ends this long after healing
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")  # colour-blind safe
 HEALED = "#1A9850"
 LANES = {  # kind of fault → colour
@@ -73,7 +76,7 @@ class Timeline:
         self.spans: list[Span] = []
         self.heal_s = 0.0
         self.regions: list[str] = []
-        self.clients: Container[str] = ()  # of the mesh
+        self.clients: Container[str] = ()  # mesh clients
         self.lines: dict[str, dict[str, ReaderTrack]] = {}  # stream → reader → its positions
         self.times_s: list[float] = []
         self.ends: dict[str, list[int]] = {}  # stream → first position not acknowledged yet
@@ -110,7 +113,7 @@ class Timeline:
     def note_fault(self, fault: Fault, begin_ns: int, end_ns: int) -> None:
         """Record a fault."""
         begin_s, end_s = begin_ns / SECOND, min(end_ns / SECOND, self.heal_s)
-        if isinstance(fault, ClockJump | Reset):  # over at once
+        if isinstance(fault, ClockJump | Reset):  # these have no duration
             end_s = begin_s
         names = [getattr(fault, field) for field in ("name", "a", "b") if hasattr(fault, field)]
         arrow = " – " if getattr(fault, "two_way", True) else " → "

@@ -1,4 +1,7 @@
-"""Converts a run's logs to a trace: the Parquet tables that the Spark audit judges."""
+"""Converts the logs of clients (`audit_log.py`) to the Parquet tables that Spark's audit job reads.
+
+The demo uses it, so that its run is also judged by `surecast pipeline audit`.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +39,7 @@ def trace_read(folder: Path, stream: str, region: str, log: ReadEvents) -> None:
 
     voids = np.empty((0, 2), np.int64) if log.voids is None else log.voids
     places = log.void_after
-    if places is None:  # order of delivery not recorded: put each before the next event
+    if places is None:  # the log has no order of voids: put each one before the next event
         places = np.searchsorted(log.seq, voids[:, 0])
     count = log.seq.size
     order = np.argsort(np.concatenate((np.arange(count) * 2 + 1, places * 2)), kind="stable")

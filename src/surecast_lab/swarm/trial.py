@@ -1,21 +1,23 @@
-"""One seed of any protocol's swarm: draw, build, apply faults, heal everything, judge.
+"""Runs one seed of a swarm (a randomized fault test in the simulator), for any protocol.
 
     result = run_seed(Sprinkler(), 42)
 
-A `Scenario` defines what is built, which faults are allowed and what is correct; this module has
-the common part of all protocols' seeds. The phases, in simulated time:
+A `Scenario` is the part that is specific to a protocol: it builds a simulated world from the plan
+drawn from the seed, says which faults are allowed, and judges the result. This module has the part
+that is common to all protocols. A run has these phases, in simulated time:
 
     warm up   WARM_UP_NS without faults: clusters form
     faults    the plan's `duration_ns`: each fault begins at its time, if the scenario allows it,
               and is healed when its own duration is over
     heal      a second later everything is healed
-    settle    at most the scenario's `settle_ns`, until its `settled` holds
+    settle    until `Scenario.settled` returns True, but at most `settle_ns`
     rejoin    REJOIN_NS: nodes that are still behind catch up
-    audit     only if it has settled: the scenario checks everything once more
-    judge     always
+    audit     if the scenario has settled: it checks everything once more (`Scenario.audit`)
+    judge     in all cases: the verdict from what clients sent and received (`Scenario.judge`)
 
-Not settling is a violation, and so is an exception of a machine, which would be a crash loop in
-production. The same seed gives the same result in every process.
+It is a violation if the scenario does not settle in time. It is also a violation if the code of a
+node raises an exception, because in production the node would crash again and again. The same seed
+gives the same result in every process.
 """
 
 from collections import Counter
@@ -50,12 +52,12 @@ __all__ = [
 WARM_UP_NS = 2 * SECOND
 SETTLE_NS = 90 * SECOND
 REJOIN_NS = 5 * SECOND
-ACKED_MIN = 0.9  # of the publishes; a run with fewer acknowledgements proves nothing
-VIOLATIONS_MAX = 20  # listed in a result
+ACKED_MIN = 0.9  # share of the publishes; a run with fewer acknowledgements proves little
+VIOLATIONS_MAX = 20  # a result lists at most this many
 
 
 class Plan(Protocol):
-    """What a seed draws. Only its scenario uses the other fields."""
+    """What is drawn from a seed. This module uses these fields; a scenario's plan has more."""
 
     @property
     def duration_ns(self) -> int:
@@ -66,7 +68,7 @@ class Plan(Protocol):
 
 
 class Tally(Protocol):
-    """A judge's counts, and its violations as texts for people."""
+    """The counts of a scenario's judge, and the violations it found, as texts for people."""
 
     published: int
     acked: int
@@ -113,7 +115,8 @@ class Scenario(Protocol[P]):
     """
 
     settle_ns: int = SETTLE_NS  # simulated time to settle after everything is healed
-    # Many seeds together meet every transition in these tables that gives no reason why not.
+    # Many seeds together must meet every transition in these tables, except transitions for which
+    # the table gives a reason why they do not occur.
     state_tables: Sequence[StateTable] = ()
 
     def draw(self, seed: int) -> P:
@@ -124,13 +127,14 @@ class Scenario(Protocol[P]):
 
     @property
     def counters(self) -> Mapping[str, Counter[str]]:
-        """For each node, over all its restarts: how often it handled which message."""
+        """For each node: how often it handled each type of message, over all its restarts."""
 
     def handlers(self) -> Mapping[type[HandlerMachine], Iterable[str]]:
-        """The machines whose message handlers must be reached, and the nodes they run at."""
+        """The machine classes whose message handlers the seeds must reach, and the nodes that run
+        them."""
 
     def is_expected(self, role: type[HandlerMachine], message: type[Any]) -> bool:
-        """Whether the plan can lead to this message. If not, its handler is not listed."""
+        """Whether the plan can lead to this message. If not, its handler is not in the coverage."""
         return True
 
     # ------------------------------------------------------------ faults
@@ -147,7 +151,7 @@ class Scenario(Protocol[P]):
         """Called before a fault is applied."""
 
     def gone(self) -> Collection[str]:
-        """Nodes that left for good: healing does not bring them back."""
+        """Nodes that have left permanently: healing does not restart them."""
         return ()
 
     # ------------------------------------------------------------ after healing
@@ -160,7 +164,7 @@ class Scenario(Protocol[P]):
         return "not settled"
 
     def on_settled(self) -> None:
-        """Called at the end of the phase "settle", in time or not."""
+        """Called at the end of the phase "settle", whether or not the run has settled."""
 
     def audit(self) -> list[str]:
         """Check everything once more, in a world that has settled; returns the violations."""
@@ -169,10 +173,11 @@ class Scenario(Protocol[P]):
     # ------------------------------------------------------------ the end
 
     def judge(self) -> Tally:
-        """The verdict, from outside observations; called also for runs that have not settled."""
+        """The verdict, from what clients observed; also called if the run has not settled."""
 
     def clients_did(self) -> dict[str, int]:
-        """Events in the clients' lives, and losses that the delivery may report: name → count."""
+        """What clients did (joined, left, ...) and which losses the delivery reported: name →
+        count."""
         return {}
 
     def callers_did(self) -> dict[str, int]:
@@ -199,7 +204,7 @@ def run_seed(
 
 
 def heal_all(world: World, gone: Iterable[str]) -> None:
-    """`World.heal_all`, except for nodes that left for good."""
+    """`World.heal_all`, except for nodes that have left permanently (`gone`)."""
     world.heal_all()
     for name in gone:
         world.crash(name)
@@ -315,7 +320,8 @@ def _coverage(scenario: Scenario[Any]) -> dict[str, int]:
 
 
 def _transitions(scenario: Scenario[Any], met: Mapping[str, int]) -> dict[str, int]:
-    """How often each transition was met; 0 for those of the scenario's tables that were not."""
+    """How often each transition of a state table occurred; 0 for those of the scenario's tables
+    that did not occur."""
     expected = {
         label: 0
         for table in scenario.state_tables

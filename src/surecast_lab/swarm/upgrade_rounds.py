@@ -1,21 +1,24 @@
-"""A cluster whose processes all lack a protocol is upgraded node by node while publishing goes on.
+"""A test of rolling upgrades: real processes that lack a protocol are replaced one by one.
 
-A seed draws regions of two or three replicas, mesh clients, thin readers, programs that read by a
-pattern, and the order in which all of them, witnesses and publishers too, are replaced. Each step
-waits for conditions: the chains are complete again and every reader has advanced. Meanwhile
+At first all processes of a cluster lack the protocol; each is replaced by one that has it, while
+publishers continue. A seed determines the regions of two or three replicas, the mesh clients, thin
+readers and programs that read by a pattern, and the order in which all processes are replaced,
+witnesses and publishers included. After each step the test waits until the chains are complete
+again and every reader has advanced. The following is tested:
 
-- when the first server of a region is upgraded, the servers before it in the chain are restarted
-  without an upgrade until it is the head. So an upgraded head with older members is tested
-  (replicas join a chain at its tail: otherwise the head would be upgraded last);
-- creating a stream of the protocol's delivery is refused with `no-delivery` as long as a replica of
-  the stream's region lacks it (a delivery that reaches no other region concerns no other), and
-  works once the last one has it;
-- such a stream is then read by programs that have the protocol; those that lack it leave it out
-  with a warning and go on;
-- only sessions of the process that is being replaced end. Others may be closed in order where the
-  protocols do that by design: between regions when a tail changes, and in a mesh.
+- A chain whose head is upgraded while other members are not. A restarted replica joins the chain at
+  its tail, so normally the head would be upgraded last. Therefore, when the first server of a
+  region is upgraded, the servers before it in the chain are restarted without an upgrade, until it
+  is the head.
+- Creating a stream of the protocol's delivery is refused with `no-delivery` as long as a replica of
+  the stream's region lacks the protocol, and works when all of them have it. (The tested delivery
+  stays in one region, so other regions do not matter.)
+- Programs that have the protocol read this stream. Programs that lack it leave the stream out, log
+  a warning, and continue.
+- Only sessions of the process that is being replaced end. Exceptions are sessions that the
+  protocols close by design: between regions when the tail changes, and in a mesh.
 
-At the end the cluster's judge must find no event lost, duplicated or misordered.
+At the end no event may be lost, duplicated or misordered.
 
     python -m surecast_lab.swarm.upgrade_rounds --protocol NAME --rounds 10
         [--seed 1] [--keep FOLDER]
@@ -44,7 +47,7 @@ from surecast_lab.testing.relay import Shape
 __all__ = ["SessionJudge", "UpgradeResult", "run_round"]
 
 ROWS, EVERY_NS = 4, 20 * MS
-STEPS = (20, 60, 150)  # positions of each stream from one replacement to the next
+STEPS = (20, 60, 150)  # positions that each stream advances from one replacement to the next
 REFUSED = "no-delivery"
 ENDED_SHOWN = 10
 
@@ -52,9 +55,9 @@ ENDED_SHOWN = 10
 class UpgradeResult(msgspec.Struct):
     seed: int
     regions: dict[str, int]
-    replaced: list[str]  # in order
+    replaced: list[str]  # the processes, in the order of their replacement
     violations: list[str]
-    restarted: list[str] = []  # without an upgrade
+    restarted: list[str] = []  # servers that were restarted without an upgrade
     published: int = 0
     acked: int = 0
     delivered: int = 0
@@ -65,9 +68,9 @@ class UpgradeResult(msgspec.Struct):
     read_early: int = 0  # new streams that were read while older clients of the region still ran
     left_out: int = 0  # warnings of older clients
     ended: int = 0  # sessions of processes while they were replaced
-    closed: int = 0  # other sessions, closed in order
+    closed: int = 0  # other sessions that a protocol closed by design
     broken: int = 0  # sessions that should not have ended
-    counters: dict[str, int] = {}  # of the runtime, in all processes, also before restarts
+    counters: dict[str, int] = {}  # of the runtime, summed over all processes and their restarts
     seconds: float = 0.0
 
 
@@ -113,12 +116,12 @@ def run_round(
 
 
 class SessionJudge:
-    """Counts sessions that ended, by the reports of processes, and finds those that should not
-    have."""
+    """Counts the ended sessions in the reports of processes, and finds those that should not have
+    ended."""
 
     def __init__(self, region_of: Callable[[str], str]) -> None:
         self.region_of = region_of
-        self.process_of: dict[str, str] = {}  # node → process, also of nodes before a restart
+        self.process_of: dict[str, str] = {}  # node → process, with nodes that have ended
         self.ended = self.closed = 0
         self.broken: list[str] = []
 
@@ -147,7 +150,7 @@ class SessionJudge:
 
 
 def _meshed(node: str, peer: str) -> bool:
-    return "@" in node and "@" in peer  # members of a mesh carry their addresses
+    return "@" in node and "@" in peer  # names of mesh clients contain their address
 
 
 class _Round:
@@ -165,7 +168,7 @@ class _Round:
         self.programs: dict[str, list[str]] = {}  # region → programs that read by a pattern
         self.mixed: list[str] = []  # regions tested with an upgraded head and older members
         self.created: dict[str, str] = {}  # region → its stream of the new delivery
-        self.counters: Counter[str] = Counter()  # of the runtime, of processes that have ended
+        self.counters: Counter[str] = Counter()  # runtime counters of processes that have ended
 
     def run(self) -> None:
         cluster = self.cluster
@@ -190,7 +193,7 @@ class _Round:
         for region in cluster.regions:
             stream = f"{region}.events"
             cluster.open(stream, region, KeepAll())
-            for publisher in cluster.regions:  # each region publishes to all
+            for publisher in cluster.regions:  # each region publishes to all streams
                 cluster.publish(stream, ROWS, EVERY_NS, region=publisher)
         for region in cluster.regions:
             self.programs[region] = [f"{region}/p{n}" for n in range(2)]
@@ -221,14 +224,15 @@ class _Round:
         if name in cluster.named and region in self.created:
             cluster.named[name].append(self.created[region])
         if name in cluster.regions[region]:
-            self._try(region)  # at once: the chain may be changing
+            self._try(region)  # without waiting, so that the chain may still be changing
         self._settle(name)
         if name in cluster.regions[region] and region not in self.mixed:
             self.mixed.append(region)
             self._make_head(name, region)
 
     def _make_head(self, name: str, region: str) -> None:
-        """Restart the servers before it in the chain, without upgrading them."""
+        """Restart the servers before `name` in the chain without upgrading them, so that it becomes
+        the head."""
         while (head := self.cluster.members(region)[0]) != name:
             self.say(f"restarting {head}")
             self._save_counters(head)
@@ -264,7 +268,8 @@ class _Round:
         return [name for name in self.cluster.regions[region] if self.cluster.lacks_protocols(name)]
 
     def _try(self, region: str) -> None:
-        """Create the stream of a region; allowed once no server that runs there lacks it."""
+        """Try to create the region's stream of the new delivery. It must be refused while a running
+        server of the region lacks the protocol."""
         if region in self.created:
             return
         cluster, stream, lacking = self.cluster, f"{region}.new", self._lacking(region)

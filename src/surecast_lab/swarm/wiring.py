@@ -1,8 +1,9 @@
-"""Addresses of servers, and the links over which nodes reach each other.
+"""The addresses of a process cluster, and the links through the relay.
 
-Each pair of regions shares one wire (`east-west`); links of the second region use it in the reverse
-direction. Mesh clients are reached over a wire with the client's name. A publisher or thin reader
-reaches its servers over a wire with its own name, so its connections can be cut separately.
+The relay (`testing/relay.py`) has *wires*: named channels that can be delayed or cut. Each pair of
+regions has one wire (`east-west`), which the links in both directions use. A mesh client is reached
+over a wire with its name. A publisher or thin reader reaches its servers over a wire with its own
+name, so its connections can be cut separately.
 """
 
 from collections.abc import Mapping
@@ -39,12 +40,13 @@ class Wiring:
         self._region_of = {node.name: node.region for node in layout.nodes}
 
     def region_of(self, name: str) -> str:
-        """The region of a node that is a replica, or is called `region/...` or `replica/...`."""
+        """The region of a node: of a replica, or of a node named `region/...` or `replica/...`."""
         first = name.partition("/")[0]
         return self._region_of.get(first, first)
 
     def has_witness(self, region: str) -> bool:
-        """Whether the witness is a separate process; a lone replica contains it."""
+        """Whether the region's witness is a separate process. In a region of one replica it is in
+        the replica's process."""
         return bool(self.layout.of(region, "witness"))
 
     def wires(self) -> list[str]:

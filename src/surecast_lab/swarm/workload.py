@@ -1,4 +1,8 @@
-"""The workload of a swarm: events of various kinds, and rules that collect them."""
+"""The workload of a simulated swarm: what the publishers publish, and when.
+
+It has events with and without keys, `collect` events, which declare earlier events obsolete, and
+changes of a stream's retention rule.
+"""
 
 from collections.abc import Mapping
 from random import Random
@@ -61,7 +65,7 @@ def draw_workload(
                 n += count
                 picked: list[bytes | None] = list(rng.choices(names, weights, k=count))
                 picked = [None if rng.random() < 0.1 else k for k in picked]
-                picked = [b"" if k == b"k3" else k for k in picked]  # empty is a key, null is none
+                picked = [b"" if k == b"k3" else k for k in picked]  # b"" is a key, None is not
                 tags = None
                 if isinstance(policy, KeepAll) and rng.random() < 0.5:
                     tags = [rng.choice((None, b"red", b"blue")) for _ in values]
@@ -71,7 +75,7 @@ def draw_workload(
 def _draw_rule(
     rng: Random, policy: Policy, n: int, keys: list[bytes], at_ns: int
 ) -> tuple[int, bytes]:
-    """Draw a collect rule, or sometimes a change of a stream's retention."""
+    """Draw a `collect` event, or sometimes a change of the stream's retention rule."""
     if rng.random() < 0.15 and isinstance(policy, KeepLast):
         change = KeepLast(rng.randint(20, 200)) if rng.random() < 0.6 else LatestPerKey()
         return CONFIG, retention.encode_policy(change)

@@ -1,7 +1,8 @@
-"""Tools for tests and runs with real processes.
+"""Tools for tests, benchmarks and demos that run real processes.
 
-workers.py     worker processes: start, call, stop, kill, end
-deployment.py  deployments of real servers, with a network between the regions
-ports.py       free ports, a block for each pytest worker
-relay.py       links between real processes: delay, loss, bandwidth, cuts; relay_*.py are its parts
+workers.py     starts worker processes, calls their methods, suspends, kills and ends them
+deployment.py  deployments of real servers on free ports, with links between the regions
+ports.py       finds free ports; each pytest worker has its own block of ports
+relay.py       a relay through which processes communicate: it adds delay, loss and a bandwidth
+               limit, and cuts links; relay_*.py are its parts
 """

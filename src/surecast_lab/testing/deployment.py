@@ -1,8 +1,8 @@
-"""Deployments of real servers on this machine: on free ports, with a network between the regions.
+"""Creates deployments of real servers on this machine, for tests, the demo and benchmarks.
 
-A deployment is a `Layout` of `surecast.server`, as for `surecast up`. `free_layout` creates one on
-free ports. `lead_through` routes every link between regions through a relay, which adds delay and
-can cut lines.
+A deployment is described by a `Layout` of `surecast.server`, as in `surecast up`: its regions,
+replicas and addresses. `free_layout` creates a layout on free ports. `lead_through` routes the
+connections between regions through a relay (`relay.py`), which adds delay and can cut links.
 """
 
 import json
@@ -44,7 +44,8 @@ def free_layout(
     in_memory: bool = False,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Layout:
-    """A layout with `regions` regions of `replicas` replicas, or of a table region → replicas."""
+    """A layout with `regions` regions of `replicas` replicas each. `regions` may also be a table:
+    region → number of replicas."""
     if isinstance(regions, int):
         regions = dict.fromkeys(region_names(regions), replicas)
     count = node_count(regions)
@@ -68,8 +69,8 @@ def url(layout: Layout, region: str) -> str:
 
 
 def wire(one: str, other: str) -> str:
-    """The name of the wire between two regions; its `forward` direction leads to the region that is
-    later in the alphabet."""
+    """The name of the wire (the link in the relay) between two regions. Its `forward` direction
+    leads to the region that is later in the alphabet."""
     return "-".join(sorted((one, other)))
 
 
@@ -100,7 +101,7 @@ def lead_through(
 
 
 def bytes_into(relay: RelayProcess, region: str, others: list[str]) -> int:
-    """The bytes sent so far into the lines that lead to a region."""
+    """The bytes sent so far on the wires that lead to a region."""
     stats = relay.stats()
     lanes = [(stats[wire(region, other)], region > other) for other in others]
     return sum(line.forward.bytes if forward else line.back.bytes for line, forward in lanes)

@@ -1,8 +1,8 @@
-"""Free ports for tests and runs with real processes that run at the same time.
+"""Finds free ports for tests and other runs with real processes, several of which may run at once.
 
-Each worker of pytest-xdist, with the processes it starts, uses a separate block of ports; all other
-processes use the whole range. A returned port may not be in use yet, so a process returns every
-port once before it starts again.
+Each worker of pytest-xdist, with the processes that it starts, uses its own block of ports; all
+other processes use the whole range. A port that was returned may not be bound yet by its user.
+Therefore a process returns all ports of its block once before it returns a port again.
 """
 
 import os

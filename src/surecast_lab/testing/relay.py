@@ -1,9 +1,10 @@
-"""A link relay in user space: real processes communicate through it over imperfect links.
+"""A relay in user space that simulates slow, lossy and broken links between real processes.
 
-A process that reaches a target over a *link* uses the link's address in the relay; TCP and UDP are
-relayed on the same port number. The properties belong to a *wire*: delay, jitter, loss, a bandwidth
-queue, a cut in one direction or both. Links that share a wire share all of these, as the node pairs
-of two regions share the line between them.
+A *link* leads to one target (a host and port). The relay listens on an address for each link; a
+process connects to this address instead of the target's. TCP and UDP are relayed on the same port
+number. The properties belong to a *wire*: delay, jitter, loss, a bandwidth queue, and whether it is
+cut in one or both directions. Links on the same wire share all of these, as all connections between
+two datacenters share one line.
 
     relay = Relay(seed=7)
     wan = Shape(delay_ns=40 * MS, loss=0.001, bandwidth_bps=10**8)
@@ -15,21 +16,25 @@ of two regions share the line between them.
 `forward` is the direction from the caller to the target. A link added with `against` uses the wire
 in reverse: what its callers send goes `back`.
 
-**Determinism.** Jitter and loss are drawn from `Random("seed/wire/direction/link/…")`, one sequence
-for each TCP connection of a link (in order of arrival) and one for all its datagrams. The k-th
-datagram of a link has the same jitter and the same loss in every run, independent of timing, as
-long as the shape is the same. For TCP, a chunk – the bytes of one read – draws its jitter and then
-the losses of its packets; the handshake draws first, and each mend of a cut once. A client that
-waits for an answer before its next request gets the same draws in every run. A client that streams
-gets them in the same order, too, but the operating system decides how many bytes a read returns,
-and all times: nothing arrives early, everything may arrive late.
+**Determinism.** Jitter and loss are drawn from `Random("seed/wire/direction/link/…")`. Each TCP
+connection of a link has its own sequence of random numbers, and all datagrams of a link share one.
+
+- Datagrams: the k-th datagram of a link has the same jitter and the same loss in every run,
+  independent of timing, as long as the shape (the properties of the wire) is the same.
+- TCP: the handshake draws first. Each chunk (the bytes of one read) draws its jitter and then the
+  losses of its packets. Each mend of a cut draws once. A client that waits for an answer before it
+  sends the next request gets the same random numbers in every run. A client that streams gets the
+  same sequence, but the operating system decides how many bytes each read returns.
+
+Times are not deterministic: data never arrives before its computed time, but may arrive later.
 
 `python -m surecast_lab.testing.relay SPEC.json` runs a relay as a separate process, controlled by
-JSON lines on its standard input (`RelayProcess` does so). The spec is a `RelaySpec`. It prints
-`{"ready": {link: [host, port]}}`, then answers each command, `{"cut": wire, "direction": …}`,
-`{"mend": wire}`, `{"degrade": wire, "shape": {…}, "direction": …}`, `{"reset": wire}`,
-`{"add": {link…}}`, `{"stats": true}`, with `{"ok": …}` or `{"error": words}`. It ends when its
-standard input does.
+JSON lines on its standard input (the class `RelayProcess` starts and controls such a process). The
+file contains a `RelaySpec`. The process prints `{"ready": {link: [host, port]}}`. Then it reads
+commands: `{"cut": wire, "direction": …}`, `{"mend": wire}`,
+`{"degrade": wire, "shape": {…}, "direction": …}`, `{"reset": wire}`, `{"add": {link…}}` and
+`{"stats": true}`. It answers each command with `{"ok": …}` or `{"error": words}`, and ends when its
+standard input is closed.
 """
 
 import asyncio
@@ -55,7 +60,7 @@ __all__ = ["LinkSpec", "Relay", "RelayLimits", "RelayProcess", "RelaySpec", "Sha
 BOTH = "both"
 LOOPBACK = ("127.0.0.1", 0)
 LINE_BYTES_MAX = 1 << 20
-ANSWER_MS = 30_000  # a relay that does not answer within this time is given up
+ANSWER_MS = 30_000  # a relay that does not answer within this time counts as failed
 
 
 class WireStats(msgspec.Struct):
@@ -122,9 +127,10 @@ class Relay:
     ) -> Address:
         """Add a link to `target`; returns the address to use in its place.
 
-        `wire`: the name of its wire, by default that of the link. `forward` and `back` are the
-        wire's shapes; the first link on a wire sets them, and later ones may omit them but not
-        give others. Hosts are numeric, `target` of the same family as `listen`.
+        `wire` is the name of the wire; by default it is the name of the link. `forward` and `back`
+        are the shapes of the wire's two directions. The first link on a wire sets them; later links
+        must give the same shapes or none. Hosts must be numeric addresses, and `target` and
+        `listen` of the same family.
         """
         if name in self.addresses:
             raise UsageError(f"the relay has a link {name!r} already")
@@ -145,7 +151,7 @@ class Relay:
     # ------------------------------------------------------------ faults
 
     def cut(self, wire: str, direction: str = BOTH) -> None:
-        """Let nothing pass: TCP data waits, datagrams are dropped."""
+        """Cut a wire: TCP data waits until it is mended, datagrams are dropped."""
         for lane in self._lanes(wire, direction):
             lane.set_cut(True)
 
@@ -267,8 +273,8 @@ def _say(answer: dict[str, Any]) -> None:
 class RelayProcess:
     """A relay in a separate process, for tests and demos.
 
-    All calls block until the relay has answered, about a millisecond, so they may also be made in a
-    running event loop. `addresses` has the links of the spec and those added since.
+    All calls block until the relay has answered. This takes about a millisecond, so they may also
+    be made in a running event loop. `addresses` has the links of the spec and those added later.
     """
 
     def __init__(self, spec: RelaySpec) -> None:
@@ -279,10 +285,10 @@ class RelayProcess:
                 [sys.executable, "-m", "surecast_lab.testing.relay", str(path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C must not reach it; it ends with its stdin
+                start_new_session=True,  # Ctrl-C must not reach the relay; it ends with its stdin
             )
             try:
-                ready = self._listen()["ready"]  # the spec has been read by then
+                ready = self._listen()["ready"]  # now the relay has read the spec
             except BaseException:
                 self.close()
                 raise
@@ -323,7 +329,7 @@ class RelayProcess:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(OSError):  # it has ended before, with a command unread
+        with suppress(OSError):  # the process has ended without reading the last command
             process.stdin.close()
         try:
             process.wait(ANSWER_MS / 1000)

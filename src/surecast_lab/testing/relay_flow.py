@@ -1,19 +1,23 @@
-"""A flow: one direction of a TCP connection through the relay.
+"""Part of the relay: a flow moves the bytes of one direction of a TCP connection.
 
-It reads from its source, holds the data until the time of arrival that the lane determines, and
-writes it to its sink. Opening and closing are delayed by the lane like data:
+It reads from one socket (the source), holds the data until its time of arrival, and writes it to
+the other socket (the sink). The *lane*, one direction of a wire (`relay_wire.py`), determines the
+time of arrival. The lane delays opening and closing of the connection in the same way as data:
 
-- the handshake takes a round trip; then the first data crosses; then the target sees a connection.
-  (The kernel reports to the caller at once that it is connected; user space cannot change that. The
-  caller receives nothing until the target has answered, and a reset if it refused.)
-- end of stream follows the last byte, and becomes a half-close at the other side;
-- a reset follows the bytes sent before it and discards those that the sink does not accept;
-- a cut lane neither reads nor delivers, so sent data stays in the sender's kernel until that is
-  full. When the lane is mended, all of it arrives after the lane's delay. Resets wait likewise.
+- The handshake takes a round trip. Then the first data crosses the lane, and then the target sees a
+  connection. (The kernel tells the caller immediately that it is connected; the relay cannot change
+  that. But the caller receives nothing until the target has answered, and a reset if the target has
+  refused.)
+- The end of the stream arrives after the last byte, as a half-close of the sink.
+- A reset arrives after the bytes that were sent before it, and discards the bytes that the sink has
+  not accepted by then.
+- While the lane is cut, the flow neither reads nor delivers, so sent data stays in the sender's
+  kernel until its buffer is full. When the lane is mended, this data arrives after the lane's
+  delay. Resets wait in the same way.
 
-Both sockets are closed when both have sent their end of stream, so there is no unread data. While a
-source is not being read (cut, or no room), its connection can break unnoticed; the relay detects
-this when it reads again, or writes to it.
+Both sockets are closed when both sides have sent the end of their stream, so no data is unread. If
+a source breaks while the flow does not read from it (because the lane is cut or has no room), the
+relay detects this only when it reads from the source again, or writes to it.
 """
 
 import socket
@@ -32,7 +36,7 @@ CHUNKS_PER_SEND = 64
 
 
 class FlowMark:
-    """Passes through a flow like a chunk without bytes."""
+    """A mark in the queue of a flow, such as the end of the stream. It arrives like a chunk."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -56,11 +60,11 @@ class Flow:
         self.sink: socket.socket | None = None
         self.queue: deque[tuple[int, bytes | memoryview | FlowMark]] = (
             deque()
-        )  # with times of arrival
+        )  # (time of arrival, chunk or mark)
         self.held = 0  # bytes in the queue
         self.hold_ns = 0  # nothing arrives before this time; set when the lane is mended
         self.reading = False
-        self.waiting = False  # for room in the lane's bandwidth queue
+        self.waiting = False  # whether it waits for room in the lane's bandwidth queue
         self.blocked = False  # the sink accepts nothing now
         self.finished = False  # end of stream was delivered
         self.reset_ns = 0  # when the reset arrives; 0: no reset
@@ -147,7 +151,7 @@ class Flow:
         self.put(now_ns, bytes(scratch[sent:nbytes]), nbytes - sent)
 
     def end_reading(self) -> None:
-        """Stop reading from the source for good."""
+        """Stop reading from the source permanently."""
         self.lane.forget(self)
         self.waiting = False
         if self.reading:
@@ -159,13 +163,13 @@ class Flow:
     # ------------------------------------------------------------ delivering
 
     def put(self, now_ns: int, what: bytes | FlowMark, nbytes: int) -> None:
-        """Queue a chunk or mark behind all earlier ones; the order never changes."""
+        """Queue a chunk or mark after all earlier ones; the order never changes."""
         self.queue.append((self.lane.chunk_at_ns(now_ns, nbytes, self.rng), what))
         self._hold(nbytes)
         self.deliver()
 
     def deliver(self) -> None:
-        """Deliver what is due, as far as the sink accepts it."""
+        """Deliver the data that is due, as much as the sink accepts."""
         queue = self.queue
         while queue and not self.blocked and not self.lane.cut:
             at_ns = max(queue[0][0], self.hold_ns)
@@ -234,7 +238,7 @@ class Flow:
 
     def _reset(self) -> None:
         if self.lane.cut:
-            return  # go() sets the timer again
+            return  # the lane is cut; go() sets the timer again
         self.deliver()
         self.connection.reset()
 
@@ -248,5 +252,5 @@ class Flow:
         if self.blocked and self.sink is not None:
             self.loop.remove_writer(self.sink)
         self.sink = None
-        self.blocked = True  # so that nothing is sent any more
+        self.blocked = True  # prevents further writes
         self.lane.flows.pop(self, None)

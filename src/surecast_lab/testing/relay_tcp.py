@@ -1,5 +1,8 @@
-"""TCP through the relay. A connection has two sockets: `near`, which the relay accepted, and `far`,
-which it opened to the target. relay_flow.py moves the bytes and handles opening and closing.
+"""Part of the relay: TCP connections.
+
+A relayed connection has two sockets: `near`, which the relay accepted from the caller, and `far`,
+which the relay opened to the target. `relay_flow.py` moves the bytes and handles opening and
+closing.
 """
 
 import asyncio
@@ -28,7 +31,7 @@ class Connection:
         self.near: socket.socket | None = near
         self.far: socket.socket | None = None
         self.connecting = False
-        self.missed = False  # the handshake was cut off; it is repeated when mended
+        self.missed = False  # the lane was cut during the handshake: repeat it when mended
         self.forward = Flow(self, link.forward, f"{link.name}/tcp{number}")
         self.back = Flow(self, link.back, f"{link.name}/tcp{number}")
         self.back.sink = near
@@ -119,7 +122,7 @@ class Connection:
             self._end(reset=True)  # both sides are closed
 
     def reset(self) -> None:
-        """Break both sides now, as a firewall that lost the connection's state."""
+        """Reset both sides now, like a firewall that has lost the connection's state."""
         self._end(reset=True)
 
     def _end(self, reset: bool) -> None:

@@ -1,8 +1,8 @@
-"""UDP through the relay: a socket to the target for each sender, as in address translation.
+"""Part of the relay: UDP datagrams, with a socket to the target for each sender, as in NAT.
 
-The target sees each sender of a link under a separate address and answers to that. A mapping is
-removed when no datagram used it for a while, or when there are too many newer senders. Datagrams
-keep their order unless jitter changes it.
+The target sees each sender of a link under a separate address, and sends its answers to this
+address. A sender's socket is closed when no datagram has used it for a while, or when there are too
+many newer senders. Datagrams keep their order unless jitter changes it.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from surecast_lab.testing.relay_wire import Lane, RelayLimits, Timer
 
 __all__ = ["UdpLink"]
 
-DATAGRAMS_PER_PASS = 64  # read before other sockets get their turn
+DATAGRAMS_PER_PASS = 64  # read at once; then other sockets get their turn
 DATAGRAM_COST = 256  # approximate overhead of a queued datagram in bytes
-SOCKET_BYTES = 4 << 20  # requested from the kernel, for bursts; it may grant less
+SOCKET_BYTES = 4 << 20  # buffer requested from the kernel, for bursts; it may grant less
 
 
 class Source:
@@ -131,7 +131,7 @@ class UdpLink:
         for _ in range(DATAGRAMS_PER_PASS):
             try:
                 nbytes = source.sock.recv_into(self._scratch)
-            except OSError:  # no more data, or an error report that nobody listens there
+            except OSError:  # no more data, or the error that nobody listens there
                 return
             self._heard(now_ns, source)
             self._back.put(now_ns, source, self._scratch[:nbytes])

@@ -1,10 +1,10 @@
-"""Wires: the properties, queues and counts of the connection between two ends of the relay.
+"""Part of the relay: wires, which have the delay, loss, bandwidth queue and counts of a line.
 
-A *wire* has two *lanes*, forward and back. All links on a wire share its lanes: there is one
-bandwidth queue in each direction, and they are cut and mended together. A lane determines when a
-chunk or datagram arrives; the sockets (relay_tcp.py, relay_udp.py) deliver it then. The properties
-have the same meaning as in the simulator: the bandwidth queue comes first, then delay and jitter,
-and loss on a TCP connection causes retransmissions instead of lost bytes.
+A *wire* has two *lanes*, one for each direction (forward and back). All links on a wire share its
+lanes: there is one bandwidth queue in each direction, and the links are cut and mended together. A
+lane computes when a chunk or datagram arrives; `relay_flow.py` and `relay_udp.py` deliver it at
+that time. The properties have the same meaning as in the simulator: data first passes the bandwidth
+queue, then it is delayed. On a TCP connection, loss causes retransmissions, that is, more delay.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ FORWARD, BACK = "forward", "back"
 
 PACKET_BYTES = 1448  # data of a TCP segment on Ethernet; losses are drawn per packet
 RETRANSMIT_NS_MIN = 20 * MS
-RETRANSMITS_MAX = 12  # of one packet; then it gets through
-LINE_NS = 10 * MS  # a chunk is no longer than this on a lane with a bandwidth limit
+RETRANSMITS_MAX = 12  # losses of one packet in a row; then it arrives
+LINE_NS = 10 * MS  # a lane with a bandwidth limit takes at most this time to send one chunk
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,8 +46,8 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
     connections_max: int = 256  # per link; further ones are reset
-    buffer_bytes: int = 4 << 20  # per connection and direction; with a long delay, the window
-    buffer_chunks: int = 4096  # the same for senders of single bytes
+    buffer_bytes: int = 4 << 20  # in transit per connection and direction, like a TCP window
+    buffer_chunks: int = 4096  # the same in chunks, for senders of very small chunks
     chunk_bytes: int = 256 << 10  # read at once
     queue_ns: int = 200 * MS  # bandwidth queue: beyond it datagrams drop, beyond half TCP waits
     datagram_bytes_max: int = 65_507
@@ -61,14 +61,15 @@ class RelayLimits:
 
 
 class LaneStats(msgspec.Struct):
-    """Counts of a lane. Bytes, chunks and datagrams count when they enter, including drops."""
+    """Counts of a lane. Bytes, chunks and datagrams are counted when they enter the lane, also
+    those that are dropped."""
 
     bytes: int = 0
     chunks: int = 0
     datagrams: int = 0
     lost: int = 0  # datagrams lost at random
     cut: int = 0  # datagrams dropped while the lane was cut
-    full: int = 0  # datagrams dropped for lack of room: in the queue, a limit or a socket's buffer
+    full: int = 0  # datagrams dropped because the queue, a limit or a socket's buffer was full
     held_bytes: int = 0  # TCP data in the relay now
 
     @property
@@ -77,7 +78,7 @@ class LaneStats(msgspec.Struct):
 
 
 class Timer:
-    """Calls back at or after a time; setting it again changes the time."""
+    """Calls a function at or after a time; `set` replaces the time set before."""
 
     __slots__ = ("_at_ns", "_call", "_handle", "_loop")
 
@@ -133,7 +134,7 @@ class Lane:
         self.free_ns = 0  # when the bandwidth queue will be empty
         self.stats = LaneStats()
         self.flows: dict[LaneUser, None] = {}
-        self._waiting: dict[LaneUser, None] = {}  # for room in the bandwidth queue, in turn
+        self._waiting: dict[LaneUser, None] = {}  # flows that wait for room, in order
         self._wake_up = Timer(loop, self._wake)
         self.set_shape(shape)
 
@@ -202,7 +203,7 @@ class Lane:
         return sent_ns + shape.delay_ns + jitter_ns
 
     def _sent_ns(self, now_ns: int, nbytes: int) -> int:
-        """When the last bit leaves, after all earlier data of the lane."""
+        """When the last bit leaves the bandwidth queue, after all earlier data of the lane."""
         bps = self.shape.bandwidth_bps
         if not bps:
             return now_ns

@@ -1,14 +1,16 @@
-"""Worker processes: they are started, called, stopped, killed, started again, and end with the run.
+"""Supervises worker processes: starts them, calls their methods, kills, restarts and ends them.
+
+Benchmarks, the demo and the process swarms use it:
 
     with Workers(folder) as workers:
         workers.start("east-1", Server, document)  # in the new process: Server(document)
         workers.ready()
         workers.ask("east-1", "look")  # calls its method `look`
 
-A worker runs a `Service`: any class that can be imported. Its methods are called over a pipe, with
-one answer to each call. It ends in order on SIGTERM and when the pipe is closed, so no worker
-outlives its parent. Its stderr is a log file. A worker that ends by itself is an error: the next
-call to it, and `wait`, raise with the last lines of its log.
+A worker process runs a `Service`: an object of any class that can be imported. Its methods are
+called over a pipe; each call gets one answer. On SIGTERM, or when the pipe is closed, the worker
+stops its service and ends, so no worker outlives its parent. Its stderr is a log file. If a worker
+ends by itself, the next call to it, and `wait`, raise an error with the last lines of its log.
 """
 
 import asyncio
@@ -29,11 +31,11 @@ from surecast.runtime.run import run as run_loop
 
 __all__ = ["Service", "Worker", "Workers", "end"]
 
-ANSWER_S = 60.0  # a live worker that does not answer within this time is broken
+ANSWER_S = 60.0  # a running worker that does not answer within this time counts as failed
 END_S = 30.0  # a worker that does not end within this time is killed
 FAILED_END_S = 0.5  # the same, after an error
 LOOK_S = 0.02  # how often a condition is checked
-LOG_CHARACTERS = 3_000  # of the end of a log, in an error
+LOG_CHARACTERS = 3_000  # an error shows so much of the end of the log
 
 
 class Service(Protocol):
@@ -56,14 +58,14 @@ class Worker:
 
     def __init__(self, folder: Path, name: str, make: Callable[..., Service], *args: Any) -> None:
         self.name, self.make, self.args = name, make, args
-        # A name may carry an address: east/c3@127.0.0.1:41234
+        # A name may contain an address: east/c3@127.0.0.1:41234
         self.log = folder / f"{name.partition('@')[0].replace('/', '.')}.log"
         self._start()
 
     def _start(self) -> None:
         self.started = False
-        self.stopped = False  # by SIGSTOP
-        self.killed = False  # by us
+        self.stopped = False  # suspended by `stop` (SIGSTOP)
+        self.killed = False  # by `kill`
         # Workers are forked from a server process that has imported their module: this takes
         # milliseconds, and compiled kernels are loaded once.
         context = multiprocessing.get_context("forkserver")
@@ -110,7 +112,7 @@ class Worker:
         raise SurecastError(f"no answer for {ANSWER_S:.0f} s, killed: {self.last_lines()}")
 
     def last_lines(self) -> str:
-        """Its exit code and the last lines of its log."""
+        """The worker's exit code and the last lines of its log."""
         self.process.join(END_S)
         text = self.log.read_text(errors="replace")[-LOG_CHARACTERS:] if self.log.exists() else ""
         return f"{self.name} has ended, exit code {self.process.exitcode}; " + (
@@ -133,7 +135,7 @@ class Worker:
 
     def kill(self) -> None:
         self.killed = True
-        self.process.kill()  # a stopped process, too
+        self.process.kill()  # SIGKILL also ends a suspended process
         self.process.join()
         self.stopped = False
 
@@ -149,7 +151,7 @@ class Worker:
             raise SurecastError(f"it did not end in order: {self.last_lines()}")
 
     def begin(self, *args: Any) -> None:
-        """Start it again, with other arguments if any are given."""
+        """Start the worker again, with other arguments if any are given."""
         if self.alive:
             raise UsageError(f"{self.name} is running: `kill` it before it can start again")
         self.control.close()
@@ -180,7 +182,7 @@ class Workers(dict[str, Worker]):
         end(self.values(), END_S if error is None else FAILED_END_S)
 
     def start(self, name: str, make: Callable[..., Service], *args: Any) -> None:
-        """Start one; `ready` waits for all that were started."""
+        """Start a worker; `ready` waits for all workers that were started."""
         if name in self:
             raise SurecastError(f"there is a worker {name!r} already")
         self[name] = Worker(self.folder, name, make, *args)
@@ -228,11 +230,11 @@ class Workers(dict[str, Worker]):
 
 
 def end(workers: Iterable[Worker], within_s: float = END_S) -> None:
-    """End all workers at once: in order, or by force if that takes too long."""
+    """End all workers at the same time: with SIGTERM first, by SIGKILL if that takes too long."""
     workers = list(workers)
     for worker in workers:
         worker.cont()
-        worker.control.close()  # this makes it end
+        worker.control.close()  # the worker ends when its pipe is closed
     limit = time.monotonic() + within_s
     for worker in workers:
         worker.process.join(max(0.0, limit - time.monotonic()))
@@ -283,7 +285,7 @@ async def _live(make: Callable[..., Service], args: tuple[Any, ...], control: Co
     ends = (over, *service.failures())
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     loop.remove_reader(control.fileno())
-    async with asyncio.timeout(END_S):  # the parent may have ended, so nobody else would kill it
+    async with asyncio.timeout(END_S):  # if the parent has ended, nobody else kills the worker
         await service.stop()
     for end in ends:
         if end.done():

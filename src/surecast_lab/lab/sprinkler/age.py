@@ -1,8 +1,8 @@
 """Sprinkler E5: does the workload model update old keys less, as in the paper's Figure 9?
 
-New keys enter all the time at some rank and push others down; updates follow rank. The experiment
-counts the age of the key at each update. docs/lab/sprinkler.md discusses the result; gc.py (E6)
-uses the same model.
+In this model keys have ranks, and the probability that a key is updated depends on its rank. New
+keys enter continuously at some rank and move the others down. The experiment counts how old the key
+is at each update. docs/lab/sprinkler.md discusses the result; gc.py (E6) uses the same model.
 """
 
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ LAMBDAS = (20, 200)
 TICKS = 20_000
 TICKS_QUICK = 2_000
 BINS_A_DECADE = 10
-AGE_FIRST = 10  # younger keys are still among the few top ranks, where there is no slope yet
+AGE_FIRST = 10  # younger keys are excluded: they still have the top ranks, where there is no slope
 BIN_EVENTS_MIN = 20  # with fewer events the logarithm of a bin is mostly noise
 STRAIGHT_R2 = 0.99
 
 
 def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
-    """Each skew with each λ."""
+    """A point for each skew, λ (rate of updates) and seed."""
     ticks = TICKS_QUICK if quick else TICKS
     return [
         {"skew": skew, "lambda": lam, "ticks": ticks, "seed": seed}
@@ -62,17 +62,17 @@ def run_point(point: Point) -> list[Row]:
 def ages_at_invalidation(rng: Generator, skew: float, lam: float, ticks: int) -> Ints:
     """The age of the key, in whole ticks, for each update in `ticks` ticks that start without
     keys."""
-    events = ceil(ticks * (lam + NEW_KEYS_A_TICK) * 1.02) + 1000  # surely past the last tick
+    events = ceil(ticks * (lam + NEW_KEYS_A_TICK) * 1.02) + 1000  # enough for all ticks
     made = population(rng, skew=skew, updates=lam, inserts=NEW_KEYS_A_TICK, events=events)
     tick = made.time.astype(np.int64)
     assert tick[-1] >= ticks
-    entered = tick[made.new]  # ids number the insertions, so this has the tick of each key's
+    entered = tick[made.new]  # by key id: the tick at which the key was inserted
     counted = ~made.new & (tick < ticks)
     return tick[counted] - entered[made.key[counted]]
 
 
 def bin_by_age(ages: Ints, ticks: int) -> list[Row]:
-    """Invalidations a tick of age, averaged over bins of equal width on a logarithmic axis."""
+    """Invalidations per tick of age, averaged over bins of equal width on a logarithmic axis."""
     decades = np.log10(ticks)
     edges = np.unique(np.round(np.logspace(0, decades, int(decades * BINS_A_DECADE) + 1)))
     counts = np.bincount(ages, minlength=ticks)
@@ -92,7 +92,7 @@ def bin_by_age(ages: Ints, ticks: int) -> list[Row]:
 
 
 def fit_line(binned: Sequence[Row], age_lo: float, age_hi: float) -> Row:
-    """Least squares of log invalidations on log age over the bins of [age_lo, age_hi]."""
+    """Fit a line to log(invalidations) over log(age), in the bins of [age_lo, age_hi]."""
     used = [
         row for row in binned if age_lo <= row["age"] <= age_hi and row["events"] >= BIN_EVENTS_MIN
     ]
@@ -104,7 +104,7 @@ def fit_line(binned: Sequence[Row], age_lo: float, age_hi: float) -> Row:
         "slope": float(slope),
         "level": float(10**level),
         "r2": float(1 - off @ off / ((y - y.mean()) @ (y - y.mean()))),
-        "worst": float(10 ** np.abs(off).max()),  # the factor by which the worst bin is off
+        "worst": float(10 ** np.abs(off).max()),  # the largest factor between a bin and the line
         "age_last": float(used[-1]["age"]),
         "at_100": float(10 ** (level + 2 * slope)),
     }

@@ -1,4 +1,4 @@
-"""The load of the simulated experiments of Sprinkler, and the driver that publishes it."""
+"""The simulated publisher (driver) of E2, E3 and E4, and the load that it publishes."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ __all__ = ["BATCH_NS", "OUR_BYTES", "PAPER_BYTES", "RATE", "RETAINED", "Driver",
 
 RATE = 864_000  # events a second and region, the paper's load
 BATCH_NS = 10 * MS
-HEADER_BYTES = 128  # of a frame
+HEADER_BYTES = 128  # header of a frame
 OUR_BYTES = 18.15  # size of an event of ten bytes in a real frame
-PAPER_BYTES = 10.0  # ... and in the paper, which ignores all overhead
-RETAINED = 100_000_000  # the paper's rule: events older than this are garbage
+PAPER_BYTES = 10.0  # size of an event in the paper, which ignores all overhead
+RETAINED = 100_000_000  # the paper's rule: older events than the last so many are garbage
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,9 @@ class Load:
 class Driver:
     """Opens a stream and publishes a batch every `BATCH_NS`, independent of the answers.
 
-    A machine like `protocols.streams.publisher`, but its batches have only a number of events and a
-    size, so that a second with a million events costs the simulator a few hundred messages.
+    It is a machine like `protocols.streams.publisher`. But its batches contain no events, only
+    their number and size, so that the simulator needs only a few hundred messages for a second with
+    a million events.
     """
 
     def __init__(self, stream: str, head: str, load: Load, rng: Random) -> None:
@@ -65,7 +66,8 @@ class Driver:
             return self._on_timer(now_ns, inp.key)
         if isinstance(inp, Start):
             self.publisher = anonymous_publisher(inp.wall_ns, self.rng)
-            # Chains need a moment to form; the random part keeps drivers from running in step.
+            # Chains need a moment to form. The random part prevents that all drivers publish at the
+            # same time.
             return [SetTimer("open", now_ns + 200 * MS + self.rng.randrange(BATCH_NS))]
         return []
 
@@ -103,7 +105,7 @@ class Driver:
         if isinstance(message, PubAck):
             last = message.more[-1][0] if message.more else message.pub_no
             while self.waiting and self.waiting[0].pub_no <= last:
-                self.waiting.popleft()  # a head acknowledges in order
+                self.waiting.popleft()  # heads acknowledge in order
         elif isinstance(message, PubNack):
             self.refused += 1
             return [SetTimer("again", now_ns + 50 * MS)]

@@ -1,7 +1,8 @@
 """Sprinkler E1: throughput of one, two and three connected proxies as drivers are added.
 
-Real processes: every proxy is a region server, every driver a publisher in a closed loop, all on
-one machine. docs/lab/sprinkler.md discusses the result.
+It uses real processes on one machine. A proxy is a region server. A driver is a closed-loop
+publisher: it publishes a batch when the previous one is acknowledged. docs/lab/sprinkler.md
+discusses the result.
 """
 
 import tempfile
@@ -23,17 +24,17 @@ __all__ = ["EXPERIMENTS", "claims", "draw", "points", "run_point", "verdict_of"]
 PROXIES = (1, 2, 3)
 DRIVERS = (1, 2, 4, 8)  # for each proxy
 DRIVERS_QUICK = (1, 4, 8)
-RETAINED = 100_000_000  # an event makes older events garbage, except the last so many
-BATCH = 500  # events a driver sends and waits for
+RETAINED = 100_000_000  # only the last so many events are kept
+BATCH = 500  # events in a batch
 SECONDS, SECONDS_QUICK = 3.0, 1.0
 WARM_S, WARM_QUICK_S = 1.0, 0.3
 PAPER_LOW, PAPER_HIGH = 2.6e6, 2.7e6  # events a second, three proxies
-FLAT = 1.25  # saturated if the last doubling of drivers gains less than this factor
-FALL = 1.05  # a peak with more proxies may be higher by this factor without counting as a rise
+FLAT = 1.25  # saturated: doubling the drivers increases the throughput by less than this factor
+FALL = 1.05  # the peak with more proxies counts as higher only above this factor
 
 
 def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
-    """All points. A seed is a run; `quick` takes one."""
+    """All points. A seed is only the number of a repetition; `quick` has one."""
     seconds, warm_s = (SECONDS_QUICK, WARM_QUICK_S) if quick else (SECONDS, WARM_S)
     return [
         {"proxies": proxies, "drivers": drivers, "seconds": seconds, "warm_s": warm_s, "seed": run}
@@ -90,7 +91,7 @@ def _curve(rows: Sequence[Row], proxies: int) -> dict[int, float]:
 
 
 def claims(rows: Sequence[Row]) -> dict[str, bool]:
-    """The shape of the paper's figure, of the means over runs."""
+    """The claims about the shape of the paper's figure, checked on the means over the runs."""
     curves = [list(_curve(rows, proxies).values()) for proxies in PROXIES]
     peaks = [max(curve) for curve in curves]
     return {

@@ -1,9 +1,10 @@
-"""The mesh economy: the share of its events that a client gets from a server as the mesh grows.
+"""How much load a mesh of clients takes from the servers (experiment `sprinkler-economy`).
 
-A server should send an event to a few clients, independent of their number; clients pass it on to
-the others. So the share of a client's events that comes from a server should fall as 1/n. This is
-not an experiment of the paper, but the purpose of its mesh. Points measured with real processes are
-read from `mesh_measured.json` beside this file: a list of {"clients", "from_server", "what"}.
+In a mesh, a server should send an event only to a few clients, whatever the number n of clients;
+these pass it on to the others. So the share of its events that a client gets from a server should
+fall as 1/n. The paper has no such experiment, but this is the purpose of its mesh. Points measured
+with real processes are read from `mesh_measured.json` beside this file: a list of {"clients",
+"from_server", "what"}.
 """
 
 import json
@@ -21,11 +22,11 @@ from surecast_lab.lab.verdict import Experiment, Point, Row, Verdict, spread
 
 __all__ = ["EXPERIMENTS", "claims", "measured", "points", "verdict_of"]
 
-LOAD = 1 / 8  # of the paper's: about 100,000 events a second, one stream
+LOAD = 1 / 8  # share of the paper's load: about 100,000 events a second, one stream
 SIZES = (10, 30, 100, 300, 1000)
 READINGS = {"each replica tells 1": 1, "each replica tells 4": 4}
 REAL = "real processes"
-EXCESS_MAX = 0.5  # copies beyond those to the clients that servers notify of every event
+EXCESS_MAX = 0.5  # allowed copies of an event beyond those to the clients that servers notify
 
 
 def points(quick: bool, seeds: Sequence[int]) -> list[Point]:

@@ -1,12 +1,13 @@
 """Sprinkler E6: how much garbage collection by key saves (the paper's Figure 10).
 
-Keyed workloads pass, batch by batch, through the retention index that a proxy runs; the proxy
-stores the events that are not void. The count is compared at every point with the number of
-distinct keys in the same events. The paper does not define its workload exactly, so several
-readings are run and the verdict names them; docs/lab/sprinkler.md discusses the results.
+Events with keys pass, batch by batch, through the retention index of a server (a *proxy* in the
+paper), which determines the events that are not void, that is, still stored. At certain points
+their number is compared with the number of distinct keys in the same events, which must be the
+same. The paper does not define its workload exactly. So several interpretations (*readings*) are
+run, and the verdict names them; docs/lab/sprinkler.md discusses the results.
 
-Beyond the paper, bytes are counted as well as events: of the log after compaction, and of the WAN
-traffic when a region returns after an outage.
+In addition to the paper's experiment, bytes are counted: of the log after compaction, and of the
+traffic to a region that returns after an outage.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,7 +43,7 @@ __all__ = ["EXPERIMENTS", "points", "run_point", "verdict_of"]
 Ints = NDArray[np.int64]
 
 POINT = 150_000  # events after which 100,000 keys at skew 1.1 should save what the paper reports
-TOLERANCE = 0.05  # five points: the paper says "roughly"
+TOLERANCE = 0.05  # five percentage points, because the paper says "roughly"
 NAMED_POINTS = (100_000, 150_000, 1_000_000, 10_000_000)  # numbers of events quoted in the verdict
 BATCH_ROWS = 1_000
 COMPACT_ROWS = 4_096  # rows of a batch after compaction
@@ -95,13 +96,15 @@ def keep_latest(
 
 
 def distinct_counts(keys: Ints, checkpoints: Sequence[int]) -> list[int]:
-    """The oracle: distinct keys among the first n events, by sorting, for each checkpoint n."""
+    """The expected result: the number of distinct keys among the first n events, for each
+    checkpoint n, computed by sorting."""
     first_seen = np.sort(np.unique(keys, return_index=True)[1])
     return [int(np.searchsorted(first_seen, n, side="left")) for n in checkpoints]
 
 
 def checkpoints_upto(events: int) -> list[int]:
-    """Ends of batches: about five a decade, and the numbers of events the verdict quotes."""
+    """The numbers of events at which to count: about five per power of ten, and those that the
+    verdict quotes. All are ends of batches."""
     decades = np.log10(events / BATCH_ROWS)
     steps = np.logspace(0, decades, round(decades * 5) + 1)
     points = {round(step) * BATCH_ROWS for step in steps} | {events}
@@ -112,8 +115,9 @@ def checkpoints_upto(events: int) -> list[int]:
 def byte_rows(keys: Ints, checkpoints: Sequence[int]) -> list[Row]:
     """Frame bytes of the last n events: as published, and after collection.
 
-    For n = all of them this is the log before and after compaction. For smaller n it is what a
-    region that missed the last n events must be sent, without voids and with them.
+    If n is the number of all events, this is the log before and after compaction. For smaller n it
+    is what must be sent to a region that missed the last n events, without void ranges and with
+    them.
     """
     from surecast.columns.batch import coalesce
 
@@ -144,7 +148,7 @@ def byte_rows(keys: Ints, checkpoints: Sequence[int]) -> list[Row]:
 
 UNBOUNDED, BOUNDED = 10_000_000, 1_000_000  # events of a run
 QUICK = 150_000
-JUDGED_FROM = 5_000_000  # Zeta draws need so many events to approach the paper's share
+JUDGED_FROM = 5_000_000  # with fewer events, keys drawn from Zeta are far from the paper's share
 
 
 def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
@@ -169,7 +173,7 @@ def run_point(point: Point) -> list[Row]:
         point[name] for name in ("part", "reading", "skew", "events", "seed")
     )
     (workload,) = (w for w in workloads() if (w.part, w.reading, w.skew) == (part, reading, skew))
-    # The skew is part of the seed so that curves of one seed are independent of each other.
+    # The skew is part of the seed, so that the curves of one seed are independent of each other.
     keys = workload.draw(np.random.default_rng([seed, round(skew * 100)]), events)
     case = {"part": part, "reading": reading, "skew": skew, "seed": seed}
     checkpoints = checkpoints_upto(events)
@@ -280,12 +284,12 @@ def _near(values: Sequence[float], target: float) -> bool:
 
 
 def _rising(groups: Sequence[Sequence[float]]) -> bool:
-    """Whether each group is above the one before it, for any pair of seeds."""
+    """Whether every value of a group is above every value of the group before it."""
     return all(max(low) < min(high) for low, high in pairwise(groups))
 
 
 def _little(rows: Sequence[Row], reading: str, last: int) -> bool:
-    """Whether new keys move the saved share by five points at most, at every skew."""
+    """Whether new keys change the saved share by at most five percentage points, at every skew."""
     return all(
         abs(float(np.mean(saved(rows, reading, skew, n)) - np.mean(saved(rows, FIXED, skew, n))))
         <= TOLERANCE

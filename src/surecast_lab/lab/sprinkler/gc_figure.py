@@ -20,7 +20,7 @@ __all__ = ["draw"]
 
 
 def draw(summary: Summary, path: Path) -> None:
-    """Figure 10 in the first row, the same as shares in the second, bytes in the third."""
+    """Draw three rows: the paper's Figure 10, the same as shares, and bytes."""
     figure, (stored_a, stored_b, share_a, share_b, wan, share_bytes) = figures.axes(3, 2, 11.5, 13)
     generated = "events generated"
     for part, stored, share, curves, saves in (
@@ -50,7 +50,7 @@ def draw(summary: Summary, path: Path) -> None:
     figures.save(figure, path)
 
 
-Curve = tuple[str, float, int, str]  # reading, skew, which colour, line style
+Curve = tuple[str, float, int, str]  # reading, skew, number of the colour, line style
 
 _CURVES_A: tuple[Curve, ...] = (
     (ZETA, 1.1, 0, "-"),
@@ -70,7 +70,7 @@ _CURVES_B: tuple[Curve, ...] = (
 
 def _draw_bytes(ax: Any, summary: Summary) -> None:
     for colour, skew in zip(figures.COLOURS, BOUNDED_SKEWS, strict=False):
-        if skew == BOUNDED_SKEWS[0]:  # the same for every skew
+        if skew == BOUNDED_SKEWS[0]:  # this curve is the same for every skew: draw it once
             everything = summary.line("events", "bytes_all", measure="wan", skew=skew).scaled(1e-6)
             figures.band(ax, everything, "without voids", figures.PAPER, ":")
         kept = summary.line("events", "bytes_kept", measure="wan", skew=skew).scaled(1e-6)

@@ -1,7 +1,9 @@
-"""The key workloads of Sprinkler E6: each is a reading of the paper's description.
+"""The workloads of Sprinkler E6: which key each event has.
 
-The paper describes a model and a variant, but not which events it counted, nor at which rank the
-variant's new keys enter. A `Workload` is one reading at one skew; gc.py runs them all.
+The paper describes a model of the keys, and a variant in which new keys appear. It does not say
+which events it counted, nor at which popularity rank new keys enter. So there are several
+interpretations (*readings*) of its description. A `Workload` is one reading with one skew of the
+popularity; gc.py runs all of them.
 """
 
 from collections.abc import Callable
@@ -36,17 +38,17 @@ __all__ = [
 Ints = NDArray[np.int64]
 
 PAPER_SAVED_UNBOUNDED = 0.75
-PAPER_SAVED_BOUNDED = 0.85  # at skew 1.1
+PAPER_SAVED_BOUNDED = 0.85  # share of events at skew 1.1
 BOUNDED_KEYS = 100_000
 BOUNDED_SKEWS = (1.1, 1.3, 1.5)
 UNBOUNDED_SKEWS = (1.1, 1.2, 1.5)
 
-# Names of the readings. (a), unbounded keys:
+# Names of the readings. Part (a) of the figure, unbounded keys:
 ZETA = "Zeta draws"
 RANKED_200 = "rank insertion, λ=200"
 RANKED_20 = "rank insertion, λ=20"
 RANKED_20_ALL = "rank insertion, λ=20, insertions stored too"
-# (b), 100,000 keys:
+# Part (b), 100,000 keys:
 FIXED = "fixed set"
 GROWING = "1:10 new keys, rank by Zeta"
 GROWING_ALL = "1:10 new keys, rank by Zeta, insertions stored too"
@@ -87,7 +89,7 @@ def _growing(
     rng: Generator,
     events: int,
 ) -> Ints:
-    """Updates of a growing set; insertions are events of the stream only if `count_inserts`."""
+    """Updates of a growing set of keys. An insertion is an event too if `count_inserts`."""
     wanted = events if count_inserts else ceil(events * (1 + inserts / updates) * 1.02) + 1000
     made = population(
         rng,

@@ -1,13 +1,15 @@
 """Sprinkler E4: what happens when the link between two regions fails (the paper's Figures 7, 8).
 
-Four simulated regions of three replicas, each with a stream published at a fixed rate. The link
-between r2 and r3 is cut and mended later; meanwhile events should flow through r0 or r1. The
-measurements are the deliveries to a subscriber in each region; the proxies themselves are only
-queried for the source that each one pulls from. docs/lab/sprinkler.md discusses the result.
+There are four simulated regions (r0 to r3) of three replicas, each with a stream that is published
+at a fixed rate. The link between r2 and r3 is cut, and repaired later. In between, events should
+flow through r0 or r1. The results are computed from the deliveries to subscribers in each region.
+In addition, the servers are asked from which region they currently pull each stream.
+docs/lab/sprinkler.md discusses the result.
 
-There are two experiments: `sprinkler-e4` at the proxy level, where a latency ends at the single
-subscriber of the slowest region, a hop behind its tail; and `sprinkler-e4-mesh` with a hundred mesh
-clients in each region, where it ends at the last of all clients.
+There are two experiments. `sprinkler-e4` tests the servers only: each region has one subscriber,
+and an event's latency ends when the subscriber of the slowest region gets it. `sprinkler-e4-mesh`
+has a hundred mesh clients in each region, which pass events to each other; a latency ends when the
+last client of all regions has the event.
 """
 
 from collections.abc import Sequence
@@ -40,9 +42,9 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 BIN_NS = 100 * MS
-SETTLE_S = 1.5  # levels are means that exclude this time after each change
-NOISE_MS = 5  # latencies that differ by less count as equal ...
-MESH_NOISE_MS = 40  # ... and behind a mesh, where the path of each event is random
+SETTLE_S = 1.5  # means of a phase exclude this time after its begin
+NOISE_MS = 5  # latencies that differ by less count as equal
+MESH_NOISE_MS = 40  # the same with meshes, where the path of each event is random
 DIP, NO_DIP, SURGE = 0.95, 0.97, 1.03  # shares of normal; a bin of 100 ms varies by 1.5 %
 
 
@@ -97,8 +99,8 @@ def _throughput(
 
 
 def latencies(run: Run, origin: str, regions: Sequence[str]) -> tuple[Ints, Floats]:
-    """For each batch of `origin`: when its head accepted it, and the time until all `regions` had
-    it. Batches that some region never got are excluded; `Run.missing` counts them.
+    """For each batch of the region `origin`: when its head accepted the batch, and the time until
+    all `regions` had it. Batches that a region never got are excluded; `Run.missing` counts them.
     """
     ends, _, wall_ns = np.array(run.deliveries[origin, origin]).T
     got = [np.array(run.deliveries[origin, region]) for region in regions]
@@ -109,22 +111,22 @@ def latencies(run: Run, origin: str, regions: Sequence[str]) -> tuple[Ints, Floa
 
 
 def _turning_points(seed: int, run: Run, origin: str, region: str) -> Row:
-    """The times when `region` got `origin`'s events again, and had caught up, in seconds since the
-    cut; and when it was back at the first latency, in seconds since the mending. None: not in this
-    run."""
+    """When `region` got events of `origin` again and when it had caught up, in seconds since the
+    cut; and when the latency was back at its first level, in seconds since the repair. A time is
+    None if this did not happen in the run."""
     plan = run.plan
     noise_ms = MESH_NOISE_MS if plan.clients else NOISE_MS
     sent_ns, late_ms = latencies(run, origin, [region])
     sent_s, there_s = sent_ns / SECOND, sent_ns / SECOND + late_ms / 1000
     first, last = np.searchsorted(there_s, (plan.cut_s - 0.1, plan.mend_s))
-    silence = first + int(np.argmax(np.diff(there_s[first:last])))  # the longest, and its end:
+    silence = first + int(np.argmax(np.diff(there_s[first:last])))  # the longest pause; its end:
     resumed_s = float(there_s[silence + 1])
 
     def level_ms(lo_s: float, hi_s: float) -> float:
         return float(np.median(late_ms[(sent_s >= lo_s) & (sent_s < hi_s)]))
 
     def settled_s(level_ms: float, lo_s: float, hi_s: float) -> float | None:
-        """The arrival of the last event of [lo, hi) whose latency is clearly above the level."""
+        """When the last event of [lo, hi) arrived whose latency is clearly above the level."""
         inside = np.flatnonzero((sent_s >= lo_s) & (sent_s < hi_s))
         slow = inside[late_ms[inside] > level_ms + noise_ms]
         if not slow.size:
@@ -152,7 +154,7 @@ def _turning_points(seed: int, run: Run, origin: str, region: str) -> Row:
 
 
 def findings(rows: Sequence[Row]) -> dict[str, Any]:
-    """The figures by which the paper's claims are judged, from the rows of one seed."""
+    """The numbers that the paper's claims are about, computed from the rows of one seed."""
     at = {row["what"]: row["at"] for row in rows if row["measure"] == "plan"}
     cut_s, mend_s, end_s = at["cut"], at["mend"], at["end"]
     per_s = SECOND / BIN_NS
@@ -220,7 +222,7 @@ def mesh_points(quick: bool, seeds: Sequence[int]) -> list[Point]:
 
 
 def run_point(point: Point) -> list[Row]:
-    """Run a point, which is a plan and a seed."""
+    """Run a point: simulate its plan with its seed."""
     plan = Plan(**{name: value for name, value in point.items() if name != "seed"})
     return rows_of(point["seed"], simulate(point["seed"], plan))
 
@@ -323,7 +325,7 @@ def _mesh(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _detours(rows: Sequence[Row]) -> list[str]:
-    """Every change of source from the cut on, as text."""
+    """Every change of the region that a region pulls from, since the cut, as text."""
     cut_s = next(row["at"] for row in rows if row.get("what") == "cut")
     return [
         f"seed {row['seed']}, {row['t']:.2f} s: {row['region']} pulls {row['origin']}'s stream "

@@ -1,4 +1,7 @@
-"""Sprinkler E4's figure: throughput above, latency below; the whole run, the cut, the mending."""
+"""The figure of Sprinkler E4: throughput above, latency below, in three columns.
+
+The columns show the whole run, the time around the cut, and the time around the repair.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +14,7 @@ from surecast_lab.lab.summary import Series, Summary
 
 __all__ = ["ALL", "draw"]
 
-ALL = "all"  # origins, or regions, together
+ALL = "all"  # all origins, or all regions, together
 
 SAID_OF_THROUGHPUT = (
     "paper, cut: drops, recovers after about 1 s,\n"
@@ -36,7 +39,7 @@ def draw(summary: Summary, path: Path) -> None:
         (above[1:], 3, *FAILED[::-1]),
     ):
         pairs = len(REGIONS) ** 2 if origin == ALL else 1
-        # Events of 100 ms as per cent of what is published for so many (origin, region) pairs.
+        # Events in 100 ms, as per cent of the events published for these (origin, region) pairs.
         line = summary.line("t", "events", origin=origin, region=region).scaled(
             1000 / (pairs * rate)
         )

@@ -1,7 +1,8 @@
-"""The runs behind Sprinkler E4: four regions, a stream from each, and a link that fails.
+"""Simulates the runs of Sprinkler E4: four regions, a stream from each, and a link that fails.
 
-`simulate(seed, plan)` returns the deliveries to a subscriber in each region, with their times; with
-mesh clients in the regions, the deliveries that had reached all of them.
+`simulate(seed, plan)` returns the deliveries to the subscriber of each region, with their times. If
+the regions have mesh clients instead, a delivery is recorded when all clients of the region have
+the batch.
 """
 
 from collections import Counter
@@ -35,8 +36,8 @@ __all__ = [
 
 REGIONS = ("r0", "r1", "r2", "r3")
 FAILED = ("r2", "r3")
-# One-way, as between Seattle, Los Angeles, Dallas and Virginia. Of the paper's own values only the
-# failed link's 15 ms are known.
+# One-way delays, as between Seattle, Los Angeles, Dallas and Virginia. Of the paper's values only
+# the 15 ms of the failed link are known.
 DELAYS_MS = {
     ("r0", "r1"): 10,
     ("r0", "r2"): 22,
@@ -48,7 +49,7 @@ DELAYS_MS = {
 BETWEEN_BPS, WITHIN_BPS = 10_000_000_000, 1_000_000_000
 WITHIN_NS = 1 * MS
 LOOK_NS = 10 * MS  # how often sources are sampled
-DRAIN_NS = 2 * SECOND  # from the end of publishing until all events must be everywhere
+DRAIN_NS = 2 * SECOND  # within this time after publishing ends, all events must be everywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,10 @@ class Plan:
 
 
 FULL = Plan(19, 41, 60)
-QUICK = Plan(3, 7, 10)  # the cut is still longer than the sessions' timeout
-# Four streams at the paper's rate leave no room for copies on uplinks of 1 Gb/s, so the total rate
-# is that of E2. The times are half the paper's, because nothing happens in between.
+QUICK = Plan(3, 7, 10)  # the cut must last longer than the timeout of sessions
+# The total rate is that of E2, because four streams at the paper's rate would fill uplinks of 1
+# Gb/s without room for copies. The phases take half the paper's time, because nothing happens in
+# the rest of it.
 MESH = Plan(9, 20, 30, 3 * RATE // 4, 100)
 MESH_QUICK = Plan(3, 7, 10, 3 * RATE // 4, 10)
 
@@ -82,7 +84,7 @@ class Run:
     unacknowledged: int = 0
     refused: int = 0
     counts: Counter[str] = field(default_factory=Counter)  # of all mesh clients
-    misplaced: int = 0  # batches that did not begin where the last one ended, or had gaps
+    misplaced: int = 0  # batches that did not continue the previous one, or had gaps
     inputs: int = 0
 
     @property
@@ -175,7 +177,7 @@ def _add_clients(cluster: Cluster, region: str, plan: Plan) -> list[str]:
         names = add_mesh(cluster, region, plan.clients, True, **options)
     else:
         names = [f"{region}/subscriber"]
-        # The tail first: the head's uplink is busy with the chain.
+        # The tail first, because the head's uplink also carries the chain's traffic.
         config = SubscriberConfig(replicas[::-1])
         cluster.world.add(names[0], lambda _: Subscriber(config, {}))
     make = partial(Driver, f"from-{region}", replicas[0], load)

@@ -1,8 +1,9 @@
 """Sprinkler E3: latency against throughput as the load grows (the paper's Figure 6).
 
-The set-up of E2 with a shuffle time of 30 ms, at six loads from 1/6 to 11/6 of the paper's. The
-latency of an event is the time from its arrival at the proxy of its own region until the last
-client has it. docs/lab/sprinkler.md discusses the result.
+The set-up is that of E2 (mesh.py): regions with meshes of clients, which pass events to each other.
+The shuffle time (how often a client picks other peers) is 30 ms, and there are six loads, from 1/6
+to 11/6 of the paper's. The latency of an event is the time from its arrival at the server of its
+own region until the last client has it. docs/lab/sprinkler.md discusses the result.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ __all__ = ["EXPERIMENTS", "claims", "curve", "knee", "points", "verdict_of"]
 SIXTHS = (1, 3, 5, 7, 9, 11)
 ORIGINS = ("r0", "r1")  # r2, where the clients are, is the farthest region from both
 SHUFFLE_MS, OWN_SHUFFLE_MS = 30, 1000
-SATURATED = 0.95  # a line is saturated if less than this share of the load is delivered
+SATURATED = 0.95  # saturated: less than this share of the load is delivered
 SMALL, FULL = 100, 1000  # clients in a region
 PRINTED, STEADY, OURS = READINGS = ("printed", "steady tail", "ours")
 ALL = "ours, in all regions"
@@ -56,7 +57,7 @@ def run_sixths(point: Point) -> list[Row]:
 
 
 def curve(rows: Sequence[Row], reading: str, fanout: int) -> list[Row]:
-    """The points of one line by load, each a mean over seeds."""
+    """One line of the figure: for each load, the mean over the seeds."""
     found = []
     for sixth in sorted({row["sixths"] for row in rows}):
         mine = [
@@ -72,7 +73,8 @@ def curve(rows: Sequence[Row], reading: str, fanout: int) -> list[Row]:
 
 
 def knee(line: Sequence[Row]) -> int:
-    """The first load, in sixths, at which a line does not keep up; 0 if it always does."""
+    """The first load, in sixths of the paper's, that the mesh does not sustain; 0 if there is
+    none."""
     for point in line:
         if point["throughput"] < SATURATED * point["offered"] or point["unfinished"] > 0.05:
             return int(point["sixths"])
@@ -92,7 +94,7 @@ def _lines(rows: Sequence[Row], reading: str) -> dict[int, list[Row]]:
 
 
 def claims(rows: Sequence[Row]) -> dict[str, bool]:
-    """The paper's statements about Figure 6, on fanouts of 4 and more and on our mesh."""
+    """Check the paper's statements about Figure 6, for fanouts of 4 and more and for our mesh."""
     lines = [
         line
         for reading in READINGS

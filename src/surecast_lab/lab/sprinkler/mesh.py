@@ -1,8 +1,9 @@
 """Sprinkler E2: throughput against shuffle time, a line per fanout (the paper's Figure 5b).
 
-Three regions, with a stream from each; the clients of a region pass the events of its servers on to
-each other. The result is the number of events delivered to a client per second.
-docs/lab/sprinkler.md discusses it.
+There are three simulated regions, with a stream from each. The clients of a region form a mesh:
+they pass events to each other. A client notifies a number of other clients (the *fanout*) and picks
+others after each *shuffle time*. The result is the number of events per second that a client
+receives. docs/lab/sprinkler.md discusses it.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ __all__ = ["EXPERIMENTS", "claims", "points", "verdict_of"]
 
 OFFERED = 3 * RATE / 1e6  # millions of events a second, in all regions together
 HELD = 0.98  # the load is sustained if this share of it is delivered
-SHORT_NS = 100 * MS  # the smaller Recv
+SHORT_NS = 100 * MS  # the smaller of two values of Recv: how long a client keeps events for others
 SMALL, FULL = 100, 1000  # clients in a region
 ALL, PRINTED_ALL = "ours, in all regions", "printed, in all regions"
 REGIONS = ["r0", "r1", "r2"]
@@ -49,7 +50,7 @@ def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
     add("untuned", "untuned", 4, 1000)
     for fanout, shuffle in short:
         add("short Recv", "printed", fanout, shuffle, keep_ns=SHORT_NS)
-    if not quick:  # where the paper's claims are decided, at the paper's 3 × 1000 clients
+    if not quick:  # the points that decide the paper's claims, with its 3 × 1000 clients
         for fanout, shuffle in ((1, 100), (1, 1000), (4, 300), (8, 300)):
             add(PRINTED_ALL, "printed", fanout, shuffle, meshed=REGIONS)
         add(ALL, "ours", 2, 1000, meshed=REGIONS)
@@ -70,10 +71,10 @@ def lines(rows: Sequence[Row], reading: str) -> dict[int, dict[float, float]]:
 
 
 def claims(rows: Sequence[Row]) -> dict[str, bool]:
-    """The paper's statements about Figure 5b, on the protocol as printed."""
+    """Check the paper's statements about Figure 5b, for the protocol as printed in the paper."""
     table = lines(rows, "printed")
     best = {fanout: max(line.values()) for fanout, line in table.items()}
-    shuffle = max(table[4], key=lambda s: table[4][s])  # where a fanout of 4 is at its best
+    shuffle = max(table[4], key=lambda s: table[4][s])  # the best shuffle time for a fanout of 4
     shortest, longest = min(table[1], key=lambda s: abs(s - 30)), max(table[1])
     large = [fanout for fanout in table if fanout > 5]
     return {

@@ -1,4 +1,6 @@
-"""Sprinkler E2's figure: throughput of three variants of the mesh, and the copies servers send."""
+"""The figure of Sprinkler E2: throughput of three variants of the mesh, and how many copies of an
+event the servers send.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from surecast_lab.lab.summary import Summary
 __all__ = ["draw"]
 
 OFFERED = 3 * RATE / 1e6
-FITS = 1e9 / (8 * PAPER_BYTES * OFFERED * 1e6)  # copies an uplink carries
+FITS = 1e9 / (8 * PAPER_BYTES * OFFERED * 1e6)  # so many copies of the load fill an uplink
 
 
 def draw(summary: Summary, path: Path) -> None:

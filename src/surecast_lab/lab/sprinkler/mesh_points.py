@@ -1,11 +1,12 @@
-"""The variants of the mesh in Sprinkler E2 and E3, and the row of a run in their tables.
+"""The points of Sprinkler E2, E3 and the mesh economy: variants of the mesh, and their result rows.
 
-A point names its variant ("way") and the fields of `Setting` that differ from it:
+A point is a dict with the parameters of one run. It names a variant ("way", a function of this
+module) and the fields of `Setting` that differ from it:
 
     {"reading": "short Recv", "way": "printed", "fanout": 4, "shuffle_ms": 300, "clients": 1000,
      "keep_ns": 100_000_000, "seed": 1}
 
-`reading` is its name in the table.
+`reading` is the name under which the results table lists the run.
 """
 
 from typing import Any
@@ -125,8 +126,8 @@ def row_of(seed: int, setting: Setting, names: dict[str, Any], outcome: Outcome)
         "least": float(rates.min()),
         "most": float(rates.max()),
         "from_server": share,
-        "copies": share * setting.clients,  # that servers send of each event, if all arrive
-        "fallbacks": counts["mesh.fallback"] / seconds / len(rates),  # a client and second
+        "copies": share * setting.clients,  # copies that servers send of each event, if all arrive
+        "fallbacks": counts["mesh.fallback"] / seconds / len(rates),  # per client and second
         "late": counts["mesh.late"] / seconds / len(rates),
         "full_uplinks": outcome.full_share,
         "server_backlog_ms": max(outcome.backlog_ns[name] for name in servers) / MS,
@@ -137,8 +138,11 @@ def row_of(seed: int, setting: Setting, names: dict[str, Any], outcome: Outcome)
 
 
 def _latency(setting: Setting, outcome: Outcome) -> Row:
-    """Mean and greatest latency of each origin. Events that some client lacked at the end of the
-    run count with their age then, so these are lower bounds if `unfinished` is not 0."""
+    """Mean and greatest latency for each origin.
+
+    An event that some client lacked at the end of the run counts with its age at that time, so the
+    results are lower bounds if `unfinished` is not 0.
+    """
     end_ns = setting.until_ns + setting.drain_ns
     found: Row = {}
     unfinished = total = 0
@@ -149,5 +153,5 @@ def _latency(setting: Setting, outcome: Outcome) -> Row:
         found[f"latency_{origin}"] = float(np.mean(late_ms)) if late_ms else None
         found[f"latency_max_{origin}"] = max(late_ms, default=None)
     expected = len(setting.regions) * setting.measure_ns // (10 * MS)
-    missing = max(0, expected - total)  # no client at all had them
+    missing = max(0, expected - total)  # events that no client had
     return found | {"unfinished": (unfinished + missing) / max(1, expected)}

@@ -1,7 +1,8 @@
-"""The runs behind Sprinkler E2, E3 and the mesh economy: regions with many mesh clients.
+"""Simulates the runs of Sprinkler E2, E3 and the mesh economy: regions with many mesh clients.
 
-`simulate(seed, setting)` returns the deliveries to clients, the latencies until all had an event,
-the sources of the events, and the backlogs of uplinks.
+`simulate(seed, setting)` returns how many events each client received, the latencies until all
+clients had an event, whether events came from servers or from other clients, and the backlogs of
+uplinks.
 """
 
 from collections import Counter
@@ -30,19 +31,19 @@ __all__ = [
     "simulate",
 ]
 
-# One-way; the paper's Figure 5a is missing from our copy.
+# One-way delays. Those of the paper are in its Figure 5a, which is missing from our copy.
 DELAYS_MS = {("r0", "r1"): 15, ("r0", "r2"): 35, ("r1", "r2"): 40}
 BETWEEN_BPS, WITHIN_BPS = 10_000_000_000, 1_000_000_000
 WITHIN_NS = 1 * MS
 REPLICAS = 3
-BEGIN_NS = 500 * MS  # when publishing begins: by then streams are known everywhere
+BEGIN_NS = 500 * MS  # publishing begins then, because all regions know the streams by then
 LOOK_NS = 50 * MS  # how often uplinks are sampled
 FULL_NS = 20 * MS  # an uplink with at least this backlog counts as full
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One point of an experiment."""
+    """The parameters of one run."""
 
     mesh: MeshConfig
     clients: int  # in each region that has any
@@ -50,11 +51,11 @@ class Setting:
     regions: tuple[str, ...] = ("r0", "r1", "r2")
     server_shuffle_ns: int = 1 * SECOND  # how often a server redraws the clients it notifies
     deadline_ns: int = BULK_DEADLINE_NS
-    load: float = 1.0  # of the paper's
+    load: float = 1.0  # as a share of the paper's
     event_bytes: float = OUR_BYTES
     spread: bool = True  # clients use all replicas; False: all use the tail, as in the paper
-    keep_ns: int = 2 * SECOND  # Recv: the traffic of each stream that is kept for peers
-    settle_ns: int = 300 * MS  # from the first event until measuring begins
+    keep_ns: int = 2 * SECOND  # Recv: how much traffic of each stream clients keep for peers
+    settle_ns: int = 300 * MS  # measuring begins this long after the first event
     measure_ns: int = 1 * SECOND
     drain_ns: int = 0  # time after the end of publishing in which deliveries still count
 
@@ -88,9 +89,10 @@ class Outcome:
 
 
 class _Settled(MeshPeer):
-    """A client whose views are random from the start, as in an old mesh.
+    """A client whose view (its list of known peers) is random from the start.
 
-    Mixing views by gossip takes about ten simulated seconds, which would be most of the run.
+    In a real mesh, gossip makes views random within about ten seconds. Simulating this would take
+    most of the run.
     """
 
     others: Sequence[str] = ()
@@ -127,7 +129,7 @@ def add_mesh(cluster: Cluster, region: str, count: int, spread: bool, **options:
 
 @dataclass(slots=True)
 class _Watch:
-    """Observes all deliveries."""
+    """Observes all deliveries, and records when all clients have an event."""
 
     setting: Setting
     clients: int
