@@ -14,12 +14,11 @@ processes.
 
 Files
     trial.py      runs one seed of any scenario: schedule of faults, phases, coverage, result
-    scenarios.py  the scenarios by name, found in this folder
+    scenarios.py  all scenarios of this folder by name, also those of deliveries not listed here
     cluster_scenario.py  the common part of scenarios on regions of replicas
     sprinkler.py  the scenario of Sprinkler, the protocol that replicates between regions
     sprinkler_mesh.py  the same with meshes of clients
     sprinkler_deletion.py  the same with streams that are deleted and created again
-    nakcast.py    the scenario of nakcast, a delivery by datagrams within one region
     cluster.py    simulated regions of replicas, with records of what clients did and received
     mesh_clients.py  mesh clients that join and leave, and checks of their internal state
     query_clients.py  clients that send queries: named subscriptions, patterns, times
