@@ -106,7 +106,7 @@ async def _publish(
         print(f"surecast: {problem}", file=sys.stderr)
         _tell(name, done, as_json, "only these are known to be published")
         return 1
-    except (UsageError, asyncio.CancelledError):  # wrong input in the middle; Ctrl-C
+    except (UsageError, asyncio.CancelledError):  # a line of the input is invalid, or Ctrl-C
         if done.count:
             _tell(name, done, as_json, "published before the error or interrupt")
         raise
@@ -140,9 +140,9 @@ async def _all(
     try:
         async for pairs in source.pairs():
             done.waits_for += 1
-            if (
-                stream is None
-            ):  # only when there is something to publish, because this may create it
+            # The stream is opened only when there is an event to publish, because opening it
+            # creates it if it does not exist.
+            if stream is None:
                 stream = await client.stream(name, retain=policy, delivery=delivery)
             keys = [key for key, _ in pairs]
             some = keys if any(key is not None for key in keys) else None

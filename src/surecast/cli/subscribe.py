@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from surecast.client.subscription import Subscription
 
 FLUSH_S = 0.05  # interval between writes to stdout
-HELD_LINES_MAX = 2000  # when so many lines wait to be written, they are written at once
+HELD_LINES_MAX = 2000  # if this number of lines waits to be written, they are written at once
 LAST_ACK_S = 5.0  # at the end, time for the region to save the position of a named subscription
 
 

@@ -142,7 +142,8 @@ class Client:
         except (PublishError, Closed) as lost:
             if problem is None:
                 raise
-            log.warning("while closing after %r: %s", problem, lost)  # `problem` is raised, not it
+            # `problem` is raised, so this error can only be logged.
+            log.warning("while closing after %r: %s", problem, lost)
 
     async def close(self, *, timeout: Timeout = None) -> None:
         """Finish publishing, store the positions of named subscriptions, disconnect.

@@ -1,8 +1,8 @@
 """Computes the 16-byte id of a named publisher from its name, for `Stream.named`.
 
-The servers recognise batches that a publisher repeats by the publisher's id (protocols/chain/
-dedup.py). In the id of a named publisher the first eight bytes are zero. The other eight are a
-64-bit hash of the name.
+The servers recognise batches that a publisher repeats by its id and their numbers
+(protocols/chain/dedup.py). In the id of a named publisher the first eight bytes are zero. The other
+eight are a 64-bit hash of the name.
 
 64 bits are enough. Ids are compared only within one stream. If a stream has n named publishers, the
 probability that any two of them have the same id is about n²/2^65: 3 in 10^8 for a million, 3 in

@@ -163,10 +163,10 @@ class Control:
 
     def _opens_again(self, opening: _Opening, info: StreamInfo) -> bool:
         """If the stream's delivery has its own layer, have that layer open the stream, too. Returns
-        whether that is necessary.
+        whether that was necessary.
 
-        It is if the user has opened the stream without `delivery=`. Then PUBLISHER opened it, and
-        its answer contains the stream's delivery.
+        This happens if the user has opened the stream without `delivery=`. Then PUBLISHER has
+        opened it, and only its answer says which delivery the stream has.
         """
         layer = self._layer_of(info.delivery)
         if layer != self._layer_of(opening.spec.delivery):

@@ -37,7 +37,7 @@ class ClientOptions:
     # Size of events that are received and not read yet. Above it, the server stops sending.
     buffer_bytes_max: int = 8 << 20
     turn_rows_max: int = 4096  # events that are read before other tasks of the program may run
-    # How often a named subscription stores its position at most.
+    # How long acknowledgements of a named subscription are collected before they are sent.
     ack_every: float | timedelta = 0.05
     readers_max: int = 256  # connections of this client for reading
     streams_max: int = 10_000  # streams that one pattern may match

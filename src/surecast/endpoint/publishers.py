@@ -1,11 +1,15 @@
-"""Outbox: publishes to one stream. It turns events into batches and sends these in order.
+"""Outbox: publishes to one stream, in batches that are sent in order.
 
 Single events are collected in a *draft*, which is then *sealed*: made into a batch and sent. A
-draft with an event of `publish` is sealed at the end of the current turn of the event loop, so that
-it also has events that other tasks publish in this turn. A draft with only events of `publish_soon`
-is sealed when its first event has waited for `ClientOptions.linger`. A full draft is sealed at
-once. While `outbox_batches_max` batches are not acknowledged, only a full draft is sealed, so
-batches grow under load.
+draft is sealed
+
+* when the next event does not fit into it;
+* if it has an event of `publish`: at once if no other batch is in flight, otherwise at the end of
+  the current turn of the event loop, so that other tasks can add events to it in this turn;
+* if it has only events of `publish_soon`: when the first one has waited for `ClientOptions.linger`.
+
+While `outbox_batches_max` batches are in flight (sent and not acknowledged), only the first rule
+applies, so batches grow under load.
 
 The size of unacknowledged events is bounded (`outbox_bytes_max`). If there is no room for an event
 of `publish`, the event is queued, and gets its place in the stream when there is room. If its

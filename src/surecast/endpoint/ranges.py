@@ -114,7 +114,8 @@ class RangeReader:
             await asyncio.sleep(AGAIN_S)
 
     async def read(self, stream: LogId, lo: int, hi: int) -> AsyncIterator[list[Piece]]:
-        """The pieces of [lo, hi), in lists of one or more.
+        """The pieces of [lo, hi), in lists of one or more. Pieces that extend beyond the range are
+        cut.
 
         Raises ShortError if the servers do not have the range, and StallError if no server answers.
         Both are raised only after `patience_s` without progress, because a region that was cut off

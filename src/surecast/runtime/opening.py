@@ -1,4 +1,4 @@
-"""Establishes sessions: connection attempts, and the choice between two connections of two nodes.
+"""Establishes sessions: connection attempts, and the choice of one if both nodes connect at once.
 
 **Both nodes connect at once.** Each node then accepts a connection while its own attempt is under
 way. The connection opened by the node with the smaller name takes precedence. That node *parks* the

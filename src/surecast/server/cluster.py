@@ -32,8 +32,8 @@ from surecast.storage.modes import open_file
 __all__ = ["Cluster", "ClusterError"]
 
 LOOK_S = 0.1  # interval between checks while waiting for processes to become ready
-STOP_S_MAX = 20  # a process that has not ended so long after SIGTERM is killed
-LAST_LINES = 12  # if a process ends unexpectedly, so many lines of its log are shown
+STOP_S_MAX = 20  # a process that runs for longer after SIGTERM is killed
+LAST_LINES = 12  # the number of log lines that are shown if a process ends unexpectedly
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
@@ -149,7 +149,7 @@ class Cluster:
                 yield name, code
 
     def warnings(self) -> Iterator[str]:
-        """The lines that were logged since the last call with level warning or above."""
+        """The lines with level warning or above that were logged since the last call."""
         for name, node in self.nodes.items():
             path = self.layout.log(node)
             if name not in self._read or path.stat().st_size <= self._read[name]:

@@ -112,8 +112,8 @@ class HttpConfig:
     # Requests that are handled at a time for one client address; further ones get 503.
     requests_per_peer_max: int = 48
     # Connections that wait for their client: idle, sending a request, or not reading an answer.
-    # When there is one more, the client address with the most of them loses the connection that
-    # has waited longest.
+    # When there is one more, the server takes the client address that has most of them, and closes
+    # its connection that has waited longest.
     connections_max: int = 256
     # The same for one client address; all clients of a reverse proxy have one address.
     connections_per_peer_max: int = 192
@@ -187,7 +187,7 @@ class ServerConfig:
         return not self.is_witness and not self.region.witness
 
 
-# Sections with one class each, besides those of the roles.
+# The sections that have a class, without those of the roles.
 SECTIONS: dict[str, type[Any]] = {
     "node": NodeConfig,
     "http": HttpConfig,
@@ -200,7 +200,7 @@ TABLES = ("regions", "owners")  # sections without a class
 
 
 def sections() -> dict[str, type[Any]]:
-    """The configuration class of each section that has one, by section ("sprinkler.mesh")."""
+    """The configuration class of each section that has one, by name, such as "sprinkler.mesh"."""
     classes = dict(SECTIONS)
     for role in roles().values():
         assert role.name not in (*SECTIONS, *TABLES), f"{role.name} is a section of the server"

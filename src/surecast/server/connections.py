@@ -215,8 +215,8 @@ class HttpConnection(H11Protocol):
     def _answer_frame(self) -> None:
         """Answer a Surecast client or server that has connected to this port by mistake.
 
-        It recognises an HTTP port by the first line of the answer. Without this check its first
-        frame would be taken for an incomplete request, and the server would wait for the rest.
+        The sender recognises an HTTP port by the first line of the answer. Without this check, its
+        first frame would look like an incomplete request, and the server would wait for the rest.
         """
         text = "this is an HTTP port: Surecast clients connect to the data port (node.listen)"
         self.all.log.tell("frames at the HTTP port", f"connection from {self.peer}: {text}")

@@ -40,8 +40,8 @@ class FileExtent(msgspec.Struct, array_like=True):
 
 
 class StreamFiles(msgspec.Struct):
-    """Where positions [lo, hi) of a stream are, possibly fewer than requested. A reader has to
-    request events that are not in an extent from the server."""
+    """Where positions [lo, hi) of a stream are; they may be fewer than requested. Positions that
+    are neither void nor in an extent are not in files: readers get their events from the server."""
 
     stream_id: str
     directory: str  # the folder of the segment files; "": this server keeps nothing on disk

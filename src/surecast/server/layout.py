@@ -32,7 +32,7 @@ class Planned:
     role: str  # "replica" or "witness"
     listen: str
     http: str  # "": it has no HTTP port
-    config: Path  # of its configuration file
+    config: Path  # the path of its configuration file
 
     @property
     def url(self) -> str:
@@ -154,7 +154,8 @@ def _section(name: str, values: Mapping[str, Any]) -> list[str]:
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{_toml(key)} = {_toml(one)}' for key, one in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False)  # numbers, lists, booleans and strings alike
+    # JSON and TOML have the same syntax for numbers, lists, booleans and strings.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def region_names(regions: int) -> list[str]:

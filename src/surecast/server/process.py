@@ -30,7 +30,7 @@ __all__ = ["prepare", "serve"]
 log = logging.getLogger("surecast.server")
 
 LOOK_S = 0.2  # interval between checks of the alarms
-LASTS = 3  # an alarm is logged when it lasts for 3 checks; many at a start are shorter
+LASTS = 3  # an alarm is logged at its third check, because alarms during a start are often short
 
 
 def prepare(config: ServerConfig) -> None:

@@ -74,7 +74,8 @@ class StreamStatus(msgspec.Struct, kw_only=True):
     retention: str
     end: int  # end of the positions in this replica's log
     committed: int  # end of the positions on disk at every replica, which readers may see
-    # Positions by the stream's retention rule, which may not have processed the latest ones yet:
+    # `live` and `void` count the positions that the stream's retention rule has processed. The
+    # latest positions may be missing in both.
     live: int  # positions whose event is kept
     void: int  # positions whose event is obsolete
     void_reasons: dict[str, int]  # void positions by reason: superseded, expired, collected
