@@ -6,9 +6,9 @@
         async for event in stream.subscribe(start="earliest"):
             print(event.seq, event.key)
 
-`surecast.local()` needs no server, `surecast.sync` no event loop; docs/client.md is the guide.
-Importing this package is fast: each name is loaded when it is first used, and numba and pyarrow
-are loaded only when they are needed.
+`surecast.local()` is a region inside the program, without a server. `surecast.sync` is the same API
+for programs without an event loop. docs/client.md is the guide. Importing this package is fast,
+because each name is loaded when it is first used, and numba and pyarrow only when they are needed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from surecast.errors import (
 )
 from surecast.version import __version__
 
-TYPE_CHECKING = False  # like typing.TYPE_CHECKING; importing typing takes longer than the rest
+# The same as typing.TYPE_CHECKING. Importing `typing` would take longer than all imports here.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
@@ -108,7 +109,7 @@ __all__ = [
     "tag_is",
 ]
 
-# The module of each name that is loaded on first use.
+# The module of each name that is loaded when it is first used.
 _LATE = {
     "Client": "client.connection",
     "ClientOptions": "endpoint.options",

@@ -1,8 +1,8 @@
-"""All errors that Surecast raises on purpose; they derive from `SurecastError`.
+"""All errors that Surecast raises on purpose. They derive from `SurecastError`.
 
-The classes separate causes. `ConfigError` and `UsageError` are mistakes of the caller. `PeerError`
-means invalid bytes from a peer (or from a corrupt disk block). The others are failures that a
-client of a region may meet. Each message says what happened and what to do next. An
+There is a class for each kind of cause. `ConfigError` and `UsageError` are mistakes of the caller.
+`PeerError` means invalid bytes from a peer or from a damaged file. The other classes are failures
+that can happen in a correct program. Each message says what happened and what to do next. An
 `AssertionError` is a bug in Surecast.
 """
 
@@ -34,11 +34,12 @@ __all__ = [
 
 
 class SurecastError(Exception):
-    """The root of all errors of this package."""
+    """The base class of all errors of this package."""
 
 
 class ConfigError(SurecastError):
-    """A configuration value is missing, unknown or out of range; the message says which and why."""
+    """A configuration is invalid: a key is missing, unknown or out of range, or an address cannot
+    be used. The message says which, and why."""
 
 
 class UsageError(SurecastError):
@@ -46,8 +47,8 @@ class UsageError(SurecastError):
 
 
 class NotSupported(UsageError):
-    """The API has this feature, but the stream's delivery does not support it, or it is not
-    implemented yet."""
+    """The API has this feature, but the stream's delivery (how its events reach readers) does not
+    support it, or it is not implemented yet."""
 
 
 class StreamConfigMismatch(UsageError):
@@ -55,13 +56,14 @@ class StreamConfigMismatch(UsageError):
 
 
 class PeerError(SurecastError):
-    """Bytes from outside are invalid: truncated, oversized, corrupt, or of unknown kind."""
+    """Received or stored bytes are invalid: truncated, too long, corrupt, or of unknown kind."""
 
 
 class UnknownMessage(PeerError):
     """An intact frame whose message is of a type that this node does not know.
 
-    `tag` is that of the message, or that of the unknown message inside it. `size` is the frame's.
+    `tag` is the tag of the unknown message, which may be inside another message. `size` is the size
+    of the frame.
     """
 
     def __init__(self, tag: str, size: int) -> None:
@@ -83,7 +85,8 @@ class WrongToken(ConnectError):
 
 
 class Silent(ConnectError):
-    """A region that answered before no longer does. `what` is the message without the advice."""
+    """A region that answered before does not answer any more. `what` is the message without the
+    advice."""
 
     def __init__(self, what: str, advice: str = "") -> None:
         super().__init__(f"{what}. {advice}" if advice else what)
@@ -95,7 +98,8 @@ class JobFailed(SurecastError):
 
 
 class DataLoss(JobFailed):
-    """Positions that a query planned to read are lost. `failOnDataLoss=false` ignores that."""
+    """Positions that a Spark query was to read are lost. With the option `failOnDataLoss=false` the
+    query continues without them."""
 
 
 class Closed(SurecastError):
@@ -105,8 +109,9 @@ class Closed(SurecastError):
 class TimedOut(SurecastError, TimeoutError):
     """A call took longer than its `timeout=`; the message says what it waited for.
 
-    `maybe_taken`: the events may still be published. `acknowledged` has the positions, as half-open
-    runs, of the events of a `publish_many` that were acknowledged before.
+    `maybe_taken` says whether the events may still be published. After a `publish_many`,
+    `acknowledged` has the positions of the events that were acknowledged before, as half-open
+    ranges.
     """
 
     def __init__(
@@ -122,13 +127,13 @@ class TimedOut(SurecastError, TimeoutError):
 
 
 class QueueFull(SurecastError):
-    """Too much data is unacknowledged: `publish_soon` did not accept the event."""
+    """`publish_soon` did not accept the event, because too many bytes are not acknowledged yet."""
 
 
 class EventsLost(SurecastError):
-    """`batches()` or `read()` reached lost events. See `Event`, kind "lost".
+    """`batches()` or `read()` has come to lost events (see `Event`, kind "lost").
 
-    `stream` is its name, `range` has the positions, `why` the reason.
+    `stream` is the name of the stream, `range` has the lost positions, `why` is the reason.
     """
 
     def __init__(self, stream: str, lo: int, hi: int, why: str) -> None:
@@ -153,7 +158,7 @@ class Fenced(SurecastError):
 
 
 class SubscriptionInUse(SurecastError):
-    """A client is reading under the name: the subscription was not reset or deleted."""
+    """A named subscription was not reset or deleted, because a client is reading under its name."""
 
 
 class UnknownSubscription(UsageError):
@@ -163,8 +168,8 @@ class UnknownSubscription(UsageError):
 class PublishError(SurecastError):
     """Events were not published, or it is not known whether they were (`maybe_taken`).
 
-    `acknowledged` has the positions, as half-open runs, of the events of a `publish_many` that were
-    acknowledged before.
+    After a `publish_many`, `acknowledged` has the positions of the events that were acknowledged,
+    as half-open ranges.
     """
 
     def __init__(
@@ -184,7 +189,7 @@ class OwnerUnreachable(PublishError):
 
 
 class StreamDeleted(PublishError):
-    """The stream was deleted: nothing can be published to it, and nothing is left to read.
+    """The stream was deleted. Nothing can be published to it, and all of it has been read.
 
     `stream` is its name. `client.stream(name)` creates a new stream of that name.
     """

@@ -1,12 +1,12 @@
-"""Stores compiled kernels if numba has no folder for its cache.
+"""Compiles *kernels* (functions over columns of events) with numba, and caches them on disk.
 
 numba stores compiled functions in NUMBA_CACHE_DIR, next to the source, or below the user's home,
-and raises if it can write to none of them. A service user often has no home, and an installed
-package is read-only to it. In this case kernels are
+and raises an exception if it can write to none of these. This happens to a service user, who often
+has no home and may not write to an installed package. In this case kernels are
 
 1. read from the package, if they were compiled when it was installed (columns/warm.py);
-2. stored in a private folder of this user in the temporary folder;
-3. compiled at each start, if that is not possible either.
+2. otherwise stored in a private folder of this user in the temporary folder;
+3. otherwise, if that is not possible, compiled at each start.
 
 numba's cache files are pickles, and reading a pickle can run any code. So a folder is used only if
 no other user can have written to it.
@@ -37,14 +37,15 @@ __all__ = ["compiled", "expect"]
 log = logging.getLogger("surecast")
 progress = logging.getLogger("surecast.kernels")
 
-PROGRESS_S = 1.0  # between two lines about progress
+PROGRESS_S = 1.0  # time between two log lines about the progress
 
 _njit: Any = numba.njit  # numba's own types leave out some of its options
 _config: Any = config
 
 
 def compiled(function: Callable[..., Any], signature: Any, **options: Any) -> Any:
-    """`function` compiled for `signature`; read from or stored in a cache on disk if possible."""
+    """`function`, compiled for `signature`. It is read from a cache on disk if one has it,
+    otherwise compiled and stored in a cache if possible."""
     began_s = time.monotonic()
     for locator, folder in _places():
         with _looking_at(locator, folder):
@@ -53,7 +54,7 @@ def compiled(function: Callable[..., Any], signature: Any, **options: Any) -> An
                 if made.stats.cache_misses:
                     _progress.compiled(began_s)
                 return made
-            except OSError:  # it cannot be written, or is full
+            except OSError:  # this cache cannot be written, or the disk is full: try the next one
                 continue
             except RuntimeError as problem:
                 if "no locator available" not in str(problem):
@@ -65,7 +66,7 @@ def compiled(function: Callable[..., Any], signature: Any, **options: Any) -> An
 
 
 def expect(count: int) -> None:
-    """Announce that `count` kernels will be loaded, for the lines about progress."""
+    """Announce that `count` kernels will be loaded, for the log lines about the progress."""
     _progress.expected += count
 
 
@@ -79,7 +80,8 @@ class _Progress:
         self.logged_s = 0.0
 
     def compiled(self, began_s: float, kept: bool = True) -> None:
-        """Count one kernel. `kept`: it is in a cache; otherwise `_warn` has logged that."""
+        """Count one compiled kernel. `kept` is False if no cache could store it; then `_warn` has
+        logged a line."""
         now_s = time.monotonic()
         self.done += 1
         of = f" of {self.expected}" if self.expected >= self.done else ""
@@ -101,18 +103,20 @@ _progress = _Progress()
 
 
 def _has_index(locator: Any) -> bool:
-    """Whether the folder of a locator has its function compiled, for any machine."""
+    """Whether the cache folder of a locator has the locator's function, compiled for any kind of
+    processor. A locator is numba's object for one function and one cache folder."""
     name = f"{Path(locator._py_file).stem}.*-{locator.get_disambiguator()}.py*.nbi"
     return any(Path(locator.get_cache_path()).glob(name))
 
 
 class PackageCacheLocator(caching.InTreeCacheLocator):
-    """The cache next to the installed source: only read, never written."""
+    """The cache next to the installed source. It is only read, never written."""
 
-    _found = False
+    _found = False  # whether numba has called `ensure_cache_path` for this function before
 
     def ensure_cache_path(self) -> None:
-        """numba calls this to find a cache, and again before it saves something in it."""
+        """numba calls this to find a cache, and again before it saves a function in it. The second
+        call raises, so nothing is saved."""
         if self._found or not _has_index(self):
             raise OSError(errno.EROFS, "the package's cache is not written to")
         self._found = True
@@ -123,7 +127,8 @@ class PrivateCacheLocator(caching.UserProvidedCacheLocator):
 
 
 class KnownCacheLocator(PrivateCacheLocator):
-    """The private folder, for functions that it has because the package's cache did not fit."""
+    """The private folder, only for functions that it already has. It has functions that the
+    package's cache did not have for this processor. So it is tried before the package's cache."""
 
     def ensure_cache_path(self) -> None:
         if not _has_index(self):
@@ -132,7 +137,8 @@ class KnownCacheLocator(PrivateCacheLocator):
 
 
 def _places() -> Iterator[tuple[str, str]]:
-    """Yield numba's settings for each cache, in the order in which they are tried."""
+    """Yield numba's settings (locator class and folder) for each cache, in the order in which the
+    caches are tried."""
     yield getattr(config, "CACHE_LOCATOR_CLASSES", ""), _config.CACHE_DIR  # numba's own choice
     folder = private_folder()
     if folder is not None:
@@ -144,9 +150,9 @@ def _places() -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _looking_at(locator: str, folder: str) -> Iterator[None]:
-    """Change numba's settings inside the block only; the application may also use numba.
+    """Change numba's settings inside the block only, because the application may also use numba.
 
-    Versions of numba that do not know the first setting still use the folder.
+    Versions of numba that do not know the setting for locators still use the folder.
     """
     before = getattr(config, "CACHE_LOCATOR_CLASSES", ""), _config.CACHE_DIR
     _config.CACHE_LOCATOR_CLASSES, _config.CACHE_DIR = locator, folder
@@ -158,12 +164,14 @@ def _looking_at(locator: str, folder: str) -> Iterator[None]:
 
 @cache
 def private_folder() -> Path | None:
-    """A folder in the temporary folder that only this user can have written to; None if unsafe."""
+    """A subfolder of the temporary folder that only this user can have written to. None if that is
+    not certain."""
     try:
         parent = Path(tempfile.gettempdir()).resolve()
         folder = parent / f"surecast-numba-{os.geteuid()}"
         _check_parent(parent)
-        with suppress(FileExistsError):  # from an earlier start, or another user's: checked below
+        # An existing folder may be from an earlier start, or of another user: `_check_own` decides.
+        with suppress(FileExistsError):
             os.mkdir(folder, 0o700)
         _check_own(folder)
     except OSError as problem:
@@ -173,7 +181,7 @@ def private_folder() -> Path | None:
 
 
 def _check_parent(path: Path) -> None:
-    """Raise if another user could replace our folder in `path`."""
+    """Raise PermissionError if another user could replace our folder in `path`."""
     found = os.stat(path)
     others_write = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
     if others_write or found.st_uid not in (0, os.geteuid()):
@@ -181,6 +189,7 @@ def _check_parent(path: Path) -> None:
 
 
 def _check_own(path: Path) -> None:
+    """Raise PermissionError unless `path` is a folder that only this user can access."""
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise PermissionError(errno.EPERM, "not a private folder of this user", str(path))

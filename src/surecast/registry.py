@@ -1,8 +1,15 @@
-"""The protocols by name: their messages, and their parts for endpoints and servers.
+"""The registry of protocols, through which clients, servers and the command line access them.
 
-A protocol is imported only when it is used. A new protocol is a
-folder, a row here, a page in docs/protocols and its tests. The entries of a row are functions that
-import the protocol when called; mypy checks their return types.
+`PROTOCOLS` has a row for each protocol, with up to three entries:
+
+* its *delivery*, the client side of a way in which events reach readers (`core.endpoint`);
+* its *role*, the server side that it adds to a region's replica (`core.roles`);
+* its *witness*, the service that keeps the configuration of chains.
+
+The entries are functions that import the protocol when they are called, so a protocol is imported
+only when it is used; mypy checks their return types. The functions below create the machines of
+clients and servers from these entries. To add a protocol, write its folder, a row here, a page in
+docs/protocols and its tests.
 """
 
 from collections import Counter
@@ -44,16 +51,17 @@ __all__ = [
 ]
 
 
-# Creates the configuration service (witness) of chains: replicas by chain, disk, counters.
+# Creates the witness of some chains, from the replicas of each chain, a disk and counters.
 Witness = Callable[[Mapping[str, tuple[Peer, ...]], Disk, Counter[str] | None], Machine]
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """A row of the registry. The messages are in the module `messages` of the protocol's folder."""
+    """A row of the registry. The messages of the protocol are in the module `messages` of its
+    folder."""
 
     delivery: Callable[[], Delivery] | None = None
-    role: Callable[[], Role] | None = None  # its name must be that of the row
+    role: Callable[[], Role] | None = None  # the role's name must be the key of the row
     witness: Callable[[], Witness] | None = None
 
 
@@ -126,7 +134,7 @@ def delivery(name: str) -> Delivery:
 
 
 def reader(name: str, ctx: NodeContext, place: Place) -> Machine:
-    """The machine that reads streams of this delivery."""
+    """The machine of a client's reading node, for streams of this delivery."""
     from surecast.protocols.streams.config import SubscriberConfig
     from surecast.protocols.streams.subscriber import Subscriber
 
@@ -154,7 +162,7 @@ def control(ctx: NodeContext, place: Place) -> Machine:
 
 
 def range_reader(_ctx: NodeContext, place: Place) -> Machine:
-    """A machine that takes ReadRange, Hold and Go, delivers events, and emits Lost and Short."""
+    """The machine of a node that reads ranges of positions (`endpoint.ranges`)."""
     from surecast.protocols.streams.config import SubscriberConfig
     from surecast.protocols.streams.fetcher import Fetcher
 
@@ -165,7 +173,7 @@ def range_reader(_ctx: NodeContext, place: Place) -> Machine:
 
 
 def roles() -> dict[str, Role]:
-    """The roles that make up a region's replica, by name; those of deliveries come last."""
+    """The roles of a region's replica, by name. Roles that have a delivery come last."""
     made = {name: row.role() for name, row in PROTOCOLS.items() if row.role is not None}
     for name, role in made.items():
         assert role.name == name, (
@@ -177,7 +185,8 @@ def roles() -> dict[str, Role]:
 def configs(
     deployment: Deployment, given: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """The configuration of each role at one replica; `given` has explicit fields by role."""
+    """The configuration of each role at one replica. `given` has values for fields of roles; the
+    other fields follow from the deployment or have defaults."""
     known, options = roles(), given or {}
     if unknown := [name for name in options if name not in known]:
         raise ConfigError(f"no role {', '.join(unknown)}; there are: {', '.join(known)}")
@@ -190,7 +199,7 @@ def configs(
 def witness(
     chains: Mapping[str, tuple[Peer, ...]], disk: Disk, counters: Counter[str] | None = None
 ) -> Machine:
-    """The configuration service of these chains, each with its replicas."""
+    """The machine of the witness of these chains; `chains` has the replicas of each."""
     make = next(row.witness for row in PROTOCOLS.values() if row.witness is not None)
     return make()(chains, disk, counters)
 
@@ -209,10 +218,11 @@ def directory(batches: Iterable[Batch]) -> dict[LogId, StreamInfo]:
 
 
 def message_types() -> tuple[type[Message], ...]:
-    """All message types of all protocols, for `core.wire.Codec`; imports their modules.
+    """All message types of all protocols, for `core.wire.Codec`. Their modules are imported.
 
-    A class that others of its module derive from is a base and is not sent. Tags are
-    "protocol/Name" with the name of the row, so that protocols cannot clash.
+    A class from which others in its module derive is a base class and is left out, because it is
+    never sent. Tags have the form "protocol/Name", with the key of the row as protocol, so two
+    protocols cannot have the same tag.
     """
     found: dict[str, type[Message]] = {}
     for protocol in PROTOCOLS:

@@ -1,4 +1,8 @@
-"""Builds a region's replica: the layers of all roles, composed into one machine."""
+"""Builds the state machine of a region's replica from the layers of all its roles.
+
+A *role* is what one protocol adds to a replica (`core.roles`); its layers are composed with those
+of the others into one machine (`core.compose`). The server, the simulator and tests use this.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -15,7 +19,7 @@ __all__ = ["layer_of", "region_replica", "replica_layers"]
 
 
 def replica_layers() -> dict[str, type[Any]]:
-    """The layers of a region's replica and their classes, lowest first."""
+    """The names of the layers of a region's replica and their classes, the lowest layer first."""
     return {name: kind for role in roles().values() for name, kind in role.layer_types.items()}
 
 
@@ -27,10 +31,11 @@ def region_replica(
     *,
     types: Iterable[type[Any]] = (),
 ) -> Composition:
-    """One replica of a region: the layers of all roles that `configs` (`registry.configs`) names.
+    """One replica of a region, with the layers of the roles that are the keys of `configs` (see
+    `registry.configs`).
 
-    `types` replace the layer classes that they derive from: tests pass subclasses that break one
-    rule.
+    Each class in `types` replaces the layer class that it derives from. Tests pass subclasses that
+    break a rule of the protocol on purpose.
     """
     known = roles()
     if unknown := [name for name in configs if name not in known]:

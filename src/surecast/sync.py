@@ -1,4 +1,4 @@
-"""The API without an event loop: `surecast.sync.connect(url)`, `surecast.sync.local()`.
+"""The public API without await: `surecast.sync.connect(url)`, `surecast.sync.local()`.
 
 with surecast.sync.connect("surecast://127.0.0.1:7400") as client:
     stream = client.stream("orders.eu")

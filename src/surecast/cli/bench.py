@@ -1,4 +1,7 @@
-"""`surecast bench`: measure this machine with real processes; see `surecast_lab.bench`."""
+"""`surecast bench`: benchmarks with real processes on this machine; `surecast_lab.bench` has them.
+
+This file defines the options of each benchmark and prints its report.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -156,7 +159,7 @@ def _run(
     folder: Path,
     as_json: bool,
 ) -> None:
-    """Measure and print; exit code 1 if an event was lost or duplicated."""
+    """Run a benchmark and print its report; exit code 1 if an event was lost or duplicated."""
     place = Path(mkdtemp(prefix=f"{name}-", dir=writable(folder)))
     with Bar(f"bench {name}", 1) as bar:
 
@@ -164,7 +167,9 @@ def _run(
             bar.update(done, note, total)
 
         report = measure(options, place, progress)
-    if report.exact:  # otherwise, or after an error, keep the workers' logs
+    # The folder has the logs of all processes. It is kept if events were lost or duplicated, and
+    # after an error.
+    if report.exact:
         rmtree(place)
     print(report.to_json().decode() if as_json else "\n".join(report.lines()))
     raise typer.Exit(0 if report.exact else 1)

@@ -1,4 +1,4 @@
-"""`surecast delete`: a stream and all its events, in every region."""
+"""`surecast delete`: deletes a stream and all its events, in every region."""
 
 import json
 import sys

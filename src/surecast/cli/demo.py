@@ -1,4 +1,8 @@
-"""`surecast demo`: a cluster of real processes under faults, then an audit and a figure."""
+"""`surecast demo`: runs a cluster of real processes under faults, then audits it and draws it.
+
+`surecast_lab.demo` runs the cluster. This file has the options, the progress, the output and the
+figure.
+"""
 
 import json
 import os
@@ -21,8 +25,8 @@ from surecast.errors import SurecastError, UsageError
 if TYPE_CHECKING:
     from surecast_lab.demo.run import Demo
 
-SIGN_OF_LIFE_S = 2.0
-BAD = ("lost", "duplicated", "misordered")
+SIGN_OF_LIFE_S = 2.0  # without a terminal, interval between lines of progress
+BAD = ("lost", "duplicated", "misordered")  # counts that must be 0
 COUNTS = ("published", "acked", "delivered", "void", *BAD)
 VIOLATIONS_SHOWN = 5
 
@@ -84,7 +88,7 @@ def demo(
 
 
 class Teller:
-    """Progress: a line when an act of the demo begins, and a bar below."""
+    """Shows progress: a line when an act of the demo begins, and a bar below."""
 
     def __init__(self, bar: Bar) -> None:
         self.bar = bar
@@ -100,6 +104,7 @@ class Teller:
 
 
 def summary(result: "Demo") -> dict[str, object]:
+    """The result as printed by --json."""
     import msgspec
 
     tally = result.tally
@@ -124,6 +129,7 @@ def summary(result: "Demo") -> dict[str, object]:
 
 
 def tell(result: "Demo", figure: Path) -> None:
+    """Print the result as text, and commands to try next."""
     from rich.console import Console
     from rich.table import Table
 
@@ -189,7 +195,7 @@ def _mb(nbytes: int) -> str:
 
 
 def _command() -> str:
-    """How this program is called from the current folder."""
+    """The command with which this program was started, relative to the current folder."""
     here = Path(sys.argv[0])
     return os.path.relpath(here) if here.name == "surecast" else "surecast"
 

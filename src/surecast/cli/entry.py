@@ -1,4 +1,4 @@
-"""The console script `surecast`. It handles Ctrl-C before it imports anything large."""
+"""The console script `surecast`: prepares for Ctrl-C, then imports and runs main.py."""
 
 from surecast.cli.interrupts import exits_at_once
 

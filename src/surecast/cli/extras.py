@@ -1,4 +1,4 @@
-"""Optional dependencies that a verb needs: better missed before its work than at the end of it."""
+"""Checks for optional dependencies, called by subcommands before they begin long work."""
 
 from importlib.util import find_spec
 
@@ -8,6 +8,6 @@ __all__ = ["demand_matplotlib"]
 
 
 def demand_matplotlib() -> None:
-    """UsageError if no figure can be drawn."""
+    """Raise UsageError if matplotlib is not installed, because no figure could be drawn."""
     if find_spec("matplotlib") is None:
         raise UsageError("the figure needs matplotlib: pip install 'surecast[spark]'")

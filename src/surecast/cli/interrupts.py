@@ -1,11 +1,12 @@
-"""Ctrl-C while a command is still being loaded.
+"""Handles Ctrl-C while the modules of a subcommand are being imported.
 
-Imports take up to half a second before a subcommand begins its work. An interrupt during an import
-would be printed as a traceback; some libraries turn it into another error, or
-print it and continue. Nothing has begun yet, so the process can end at once: with exit code 130, as
-for every interrupt, and without output.
+These imports take up to half a second. An interrupt during an import would be printed as a
+traceback; some libraries turn it into another error, or print it and continue. The subcommand has
+not begun its work at that time. So the process ends at once, without output and with exit code 130,
+as after every interrupt.
 
-This module is imported before interrupts are handled, so it imports almost nothing.
+Until this module has been imported, an interrupt is not handled in this way. So it must be imported
+quickly, and imports almost nothing itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import os
 import signal
 
-TYPE_CHECKING = False  # typing takes long to import
+TYPE_CHECKING = False  # importing this name from `typing` would take long
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import ParamSpec, TypeVar
@@ -29,7 +30,8 @@ INTERRUPTED = 130  # exit code: 128 + SIGINT
 class exits_at_once:
     """`with exits_at_once():` Ctrl-C inside the block ends the process.
 
-    No effect where SIGINT is ignored or handled otherwise, or in another thread than the main one.
+    It has no effect if SIGINT is ignored or has another handler than Python's own, or if this is
+    not the main thread.
     """
 
     def __enter__(self) -> None:
@@ -46,9 +48,10 @@ class exits_at_once:
 
 
 def loads(*modules: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorates a subcommand: import the modules that it needs while Ctrl-C ends the process.
+    """Decorates a subcommand: imports these modules before it runs, while Ctrl-C ends the process.
 
-    The imports happen after the options are parsed, so `--help` and wrong options do not wait.
+    The options have been parsed before that, so `--help` and errors in options do not wait for the
+    imports.
     """
     from functools import wraps
     from importlib import import_module

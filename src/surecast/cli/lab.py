@@ -1,4 +1,7 @@
-"""`surecast lab`: list and repeat the experiments of the papers, and write a report."""
+"""`surecast lab`: lists and repeats the experiments of the papers, and writes a report.
+
+`surecast_lab.lab` has the experiments. This file has the options and the output.
+"""
 
 import json
 from contextlib import ExitStack
@@ -133,6 +136,7 @@ def run_experiments(
 
 
 def _where(stack: ExitStack, sweep: bool, master: str | None, conf: dict[str, str]) -> "Where":
+    """Where to run: in this process, or on Spark in a session that ends with `stack`."""
     from surecast_lab.lab.run import Where
 
     if not sweep:
@@ -197,7 +201,7 @@ def report(
 
 
 def render(experiment: "Experiment", verdict: "Verdict", out: Path) -> str:
-    """The verdict as text: for each claim the number of the paper and ours."""
+    """The verdict as text: for each claim the figure of the paper and the one measured here."""
     from surecast_lab.lab.verdict import short
 
     judged = "reproduced" if verdict.reproduced else "NOT reproduced"

@@ -1,4 +1,8 @@
-"""`surecast log`: show the contents of a data directory and check every record."""
+"""`surecast log`: shows the contents of a node's data directory, and checks every record in it.
+
+A data directory contains one or two *stores*: one for the log of a replica, one for a witness. The
+commands here read the files of a store (`storage.inspect`) without starting the node.
+"""
 
 import json
 import time
@@ -17,8 +21,8 @@ if TYPE_CHECKING:
 
 log = typer.Typer(no_args_is_help=True, help="Inspect the data directory of a node.")
 
-BAR_AFTER_S = 2.0
-DEPTH_MAX = 3  # levels of folders that are searched for stores, including the first
+BAR_AFTER_S = 2.0  # a check that takes longer shows its progress
+DEPTH_MAX = 3  # levels of folders that are searched for stores, including the given one
 
 Directory = Annotated[
     Path, typer.Argument(help="A node's data directory, or a folder that contains several.")
@@ -84,6 +88,7 @@ def stores(directory: Path) -> list[Path]:
 
 
 def _is_store(path: Path) -> bool:
+    """Whether a folder has files of a store."""
     names = ("manifest", "ends", "journal-*", "segment-*")
     return any(next(path.glob(name), None) is not None for name in names)
 
@@ -113,7 +118,7 @@ def _verify(path: Path) -> "Verdict":
 
 
 def _look(path: Path) -> "tuple[Holdings, dict[bytes, str]]":
-    """The contents of a store, and the names of its streams and of the region's own logs."""
+    """The contents of a store, and the names of its logs: streams, and two logs of the region."""
     from surecast.columns.rules import LatestPerKey
     from surecast.core.streams import CURSORS, DIRECTORY
     from surecast.registry import directory
@@ -184,6 +189,7 @@ def _verdict(path: str, verdict: "Verdict") -> str:
 
 
 def _plain(one: "Holdings", names: dict[bytes, str]) -> dict[str, Any]:
+    """The contents of a store as printed by --json."""
     made = {**asdict(one), "path": str(one.path)}
     made["streams"] = [
         {**row, "log": row["log"].hex(), "name": names.get(row["log"])} for row in made["streams"]

@@ -1,4 +1,4 @@
-"""The subcommands of `surecast` are registered here; each is in a file of this package."""
+"""Registers the subcommands of `surecast`, and runs the one that the command line names."""
 
 import sys
 from typing import Annotated

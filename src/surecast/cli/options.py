@@ -1,4 +1,4 @@
-"""Shared by the subcommands that connect to a region: --url, --token, logging, exit codes.
+"""What subcommands that connect to a region share: --url, --token, --json, logging, exit codes.
 
 Exit codes: 0 success, 1 a failure or lost events, 2 wrong usage or configuration, 3 no server
 could be reached or it refused the token, 130 Ctrl-C.
@@ -56,13 +56,16 @@ def exit_code(problem: SurecastError) -> int:
 
 
 def run_async(main: Coroutine[Any, Any, int]) -> None:
-    """Run `main` and exit with the code it returns; 0 if the reader of stdout has closed it."""
+    """Run `main` and exit with the code it returns.
+
+    If the program that reads stdout has closed it, such as `head`, the exit code is 0.
+    """
     show_logs()
     try:
         code = asyncio.run(main)
         sys.stdout.flush()
     except BrokenPipeError:
-        # At exit Python flushes stdout again; without this it would print another error.
+        # Python flushes stdout again at exit. On the closed pipe that would print another error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     raise typer.Exit(code)

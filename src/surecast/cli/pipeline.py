@@ -1,4 +1,7 @@
-"""`surecast pipeline <job>`: the jobs of surecast.pipeline.jobs, on any Spark master."""
+"""`surecast pipeline JOB`: runs the jobs of `surecast.pipeline.jobs` on any Spark master.
+
+This file has the options and the output of each job.
+"""
 
 import json
 import os
@@ -34,13 +37,14 @@ FailOnLoss = Annotated[
     ),
 ]
 COLLECTS = "before-seq:N, before-time:2025-01-31T12:00+00:00, key:K, prefix:P, tag:T"
-SAMPLE = 1_000_000  # keys that are tested against their distribution
-STREAMS_SHOWN = 10
+SAMPLE = 1_000_000  # about this number of keys is tested against their distribution
+STREAMS_SHOWN = 10  # names that an error message lists at most
 
 
 def _source(
     streams: str, url: str, token: str, fail_on_loss: bool, start: str = "earliest"
 ) -> dict[str, str]:
+    """The options of the Spark source."""
     by = "subscribePattern" if any(sign in streams for sign in "*>") else "subscribe"
     fail = "true" if fail_on_loss else "false"
     options = {"url": url, by: streams, "startingOffsets": start, "failOnDataLoss": fail}
@@ -51,7 +55,7 @@ def _tell(as_json: bool, words: str, facts: dict[str, Any]) -> None:
     print(json.dumps(facts) if as_json else words)
 
 
-# ---------------------------------------------------------------- archive and back
+# ---------------------------------------------------------------- archive, replay
 
 
 @pipeline.command("archive")
@@ -138,7 +142,7 @@ def _of_stream(rows: "DataFrame", stream: str, source: str) -> "DataFrame":
     return found
 
 
-# ---------------------------------------------------------------- at rest
+# ---------------------------------------------------------------- compact, audit
 
 
 @pipeline.command("compact")
@@ -191,7 +195,7 @@ def compact_archive(
 
 
 def _parse_collect(text: str) -> "Predicate":
-    """ "prefix:user." → key_prefix(b"user.")."""
+    """The predicate that a value of --collect names: "prefix:user." → key_prefix(b"user.")."""
     from datetime import datetime
 
     from surecast.client import rules
@@ -211,7 +215,7 @@ def _parse_collect(text: str) -> "Predicate":
 
 
 def _check_new(to: str) -> None:
-    """Raise UsageError if the folder is not empty, before the work begins."""
+    """Raise UsageError if the folder for the result exists and is not empty."""
     if "://" not in to and os.path.isdir(to) and os.listdir(to):
         raise UsageError(f"--to {to} exists already; give a folder that does not")
 

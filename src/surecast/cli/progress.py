@@ -1,4 +1,4 @@
-"""Progress on stderr: a rich bar on a terminal, otherwise a plain line every few seconds."""
+"""Shows progress on stderr: a bar on a terminal, otherwise a plain line every few seconds."""
 
 import sys
 import time
@@ -15,7 +15,10 @@ LINE_EVERY_S = 5.0  # without a terminal: time between two lines
 
 
 def writable(folder: Path) -> Path:
-    """Create the folder and test that it is writable, before long work starts. Returns it."""
+    """Create the folder, test that files can be written to it, and return it.
+
+    Subcommands call it before long work, so that they do not fail at the end of it.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".surecast-writes-here"
@@ -42,9 +45,9 @@ class Bar:
         self.line_every_s = line_every_s
         self.stream = stream if stream is not None else sys.stderr
         self._rich: Progress | None = None
-        self._line_at = 0.0  # monotonic seconds of the next plain line
-        self._last = ""
-        self._ended = False
+        self._line_at = 0.0  # the time (monotonic) before which no further plain line is printed
+        self._last = ""  # the last plain line
+        self._ended = False  # whether a plain line has shown that all is done
 
     def __enter__(self) -> "Bar":
         if self.stream.isatty():
@@ -89,7 +92,8 @@ class Bar:
         is_end = bool(self.total) and done >= self.total
         if now < self._line_at and (not is_end or self._ended):
             return
-        self._ended = is_end  # the first line at the end is printed at once, later ones as usual
+        # The first line that shows the end is printed at once, without waiting for `_line_at`.
+        self._ended = is_end
         self._line_at = now + self.line_every_s
         count = f"{_count(done)}/{_count(self.total)}" if self.total else _count(done)
         line = f"{self.title}: {count}" + (f", {note}" if note else "")

@@ -1,4 +1,4 @@
-"""`surecast publish STREAM [VALUE…]`: events from arguments, lines, or lines of JSON."""
+"""`surecast publish STREAM [VALUE…]`: publishes events given as arguments, lines or JSON lines."""
 
 import asyncio
 import json
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from surecast.client.stream import Stream
     from surecast.columns.rules import Policy
 
-READ_BYTES = 1 << 20
+READ_BYTES = 1 << 20  # bytes that are read from a file at a time
 LINE_BYTES_MAX = 16 << 20
-WAITS_S = 3.0  # a message is printed after this long without an acknowledgement
-CLOSE_S = 1.0
-PROGRESS_S = 2.0  # progress is shown after this
-RUNS_SHOWN = 8
+WAITS_S = 3.0  # after this time without an acknowledgement, a message says why
+CLOSE_S = 1.0  # after Ctrl-C, time to wait for acknowledgements
+PROGRESS_S = 2.0  # publishing that takes longer shows its progress
+RUNS_SHOWN = 8  # ranges of positions that are printed; the others are only counted
 
 Pairs = list[tuple[bytes | None, bytes]]
 
@@ -92,7 +92,6 @@ async def _publish(
     import surecast
 
     done = Done()
-    # After Ctrl-C, wait only briefly for acknowledgements.
     options = surecast.ClientOptions(close_timeout=CLOSE_S)
     try:
         async with surecast.connect(url, token=token, options=options) as client:
@@ -107,7 +106,7 @@ async def _publish(
         print(f"surecast: {problem}", file=sys.stderr)
         _tell(name, done, as_json, "only these are known to be published")
         return 1
-    except (UsageError, asyncio.CancelledError):  # wrong input in the middle; Ctrl-C
+    except (UsageError, asyncio.CancelledError):  # a line of the input is invalid, or Ctrl-C
         if done.count:
             _tell(name, done, as_json, "published before the error or interrupt")
         raise
@@ -116,7 +115,7 @@ async def _publish(
 
 
 async def _say_that_it_waits(name: str, done: "Done") -> None:
-    """If an acknowledgement is slow, print once why, and what to do."""
+    """If an acknowledgement takes long, print once why, and what the user can do."""
     while True:
         before = done.waits_for, done.count
         await asyncio.sleep(WAITS_S)
@@ -134,15 +133,16 @@ async def _all(
     client: "Client", name: str, policy: "Policy | None", delivery: str, source: "Source",
     done: "Done",
 ) -> None:  # fmt: skip
+    """Publish all events of `source`, and show progress if that takes long."""
     began = time.monotonic()
     bar: Bar | None = None
     stream: Stream | None = None
     try:
         async for pairs in source.pairs():
             done.waits_for += 1
-            if (
-                stream is None
-            ):  # only when there is something to publish, because this may create it
+            # The stream is opened only when there is an event to publish, because opening it
+            # creates it if it does not exist.
+            if stream is None:
                 stream = await client.stream(name, retain=policy, delivery=delivery)
             keys = [key for key, _ in pairs]
             some = keys if any(key is not None for key in keys) else None
@@ -161,11 +161,11 @@ async def _all(
 
 
 class Done:
-    """The acknowledged positions: half-open runs; adjacent runs are joined."""
+    """The acknowledged positions, as half-open ranges; adjacent ranges are joined."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.waits_for = 0  # calls that have not returned
+        self.waits_for = 0  # calls of publish_many that have not returned
         self.runs: list[tuple[int, int]] = []
 
     def add(self, run: tuple[int, int]) -> None:
@@ -205,14 +205,14 @@ class Values:
 
 
 class Lines:
-    """Events from a file or stdin; complete lines are passed on as soon as they are read."""
+    """Events from a file or stdin. Each complete line is published as soon as it is read."""
 
     def __init__(self, path: Path, key: bytes | None, *, as_objects: bool) -> None:
         self.path = path
         self.key = key
         self.as_objects = as_objects
-        self.position = 0.0  # in bytes
-        self.number = 0  # of the line
+        self.position = 0.0  # bytes that were read
+        self.number = 0  # the number of the last line
         self.file = self._open()
         self.total = float(os.fstat(self.file.fileno()).st_size)
 

@@ -1,8 +1,9 @@
-"""`surecast replay`: run a seed of a swarm, or a recorded run over sockets, again, and compare.
+"""`surecast replay`: repeats a run in the simulator and compares it with the first run.
 
-A simulated run is replayed from its seed, which determines everything; a recorded trace is only
-compared with the new one. A run over sockets is replayed from the recordings of its nodes
-(`sim.playback`), which contain every input.
+There are two kinds of runs. A run of a *swarm* (a randomized fault test, `surecast sim`) is
+repeated from its seed, which determines everything. If a trace of the first run is given, the new
+trace is compared with it. A run over sockets is repeated from the recordings of its nodes
+(`node.record`, `sim.playback`), which contain every input of their machines.
 """
 
 import json
@@ -16,7 +17,7 @@ from surecast.cli import sim
 from surecast.cli.interrupts import loads
 from surecast.cli.progress import Bar, writable
 
-FAULTS_SHOWN = 200
+FAULTS_SHOWN = 200  # of one seed; the others are only counted
 
 
 @loads("surecast.registry", "surecast.sim.playback", "surecast.sim.trace")
@@ -62,7 +63,11 @@ def replay(
 
 
 def recorded_lives(what: list[str]) -> list[Path]:
-    """The recordings that `what` names; empty if it names a seed, a trace or a summary."""
+    """The recordings of nodes that `what` names. Empty if it names a seed, a trace or the output of
+    `surecast sim --json`.
+
+    One recording contains one *life* of a node: from a start to its end.
+    """
     found: list[Path] = []
     others: list[str] = []
     for name in what:
@@ -154,7 +159,8 @@ def render_played(played: Any, last: list[Any]) -> str:
 
 
 def recordings(what: str, protocol: str) -> list[dict[str, Any]]:
-    """The runs to repeat: protocol and seed of each; of a trace also its digest and path."""
+    """The runs that `what` names, each with its protocol and seed. If `what` is a trace, the run
+    also has the digest and the path of the trace."""
     if what.isdigit():
         found = [{"protocol": protocol, "seed": int(what)}]
     else:
@@ -210,7 +216,8 @@ def run(protocol: str, seed: int) -> tuple[Any, sim.Result]:
 
 
 def write(trace: Any, protocol: str, seed: int, path: Path) -> None:
-    """The trace as Parquet, with what is needed to run it again."""
+    """Write the trace as Parquet. Its metadata has the protocol and the seed, so that the file can
+    be given to `surecast replay`."""
     import pyarrow.parquet as pq
 
     known = {

@@ -1,4 +1,4 @@
-"""`surecast serve CONFIG`: run one node of a region until it is stopped."""
+"""`surecast serve CONFIG`: runs one node of a region until it is stopped."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,8 @@
-"""`surecast sim <protocol>`: run seeds of a protocol's swarm in parallel and check the results.
+"""`surecast sim PROTOCOL`: runs simulated fault tests of a protocol over many seeds.
 
-`surecast_lab/lab/torture.py` runs the seeds and adds up results; this file has options and output.
+Such a test is called a *swarm*: it draws a cluster, a workload and faults from a seed, and checks
+what clients received. `surecast_lab/lab/torture.py` runs the seeds and adds up the results. This
+file has the options and the output.
 """
 
 import json
@@ -113,7 +115,7 @@ def sim(
 
 
 def _watched(protocol: str, found: Iterable[Result], total: int) -> list[Result]:
-    """All results; failures are printed as they occur."""
+    """Collect all results in a list. A failure is printed as soon as its result arrives."""
     results = []
     violations = 0
     with Bar(f"sim {protocol}", total) as bar:
@@ -130,7 +132,8 @@ def _watched(protocol: str, found: Iterable[Result], total: int) -> list[Result]
 def _on_spark(
     protocol: str, seeds: Sequence[int], master: str | None, conf: dict[str, str]
 ) -> tuple[list[Result], str]:
-    """All results, and the master they ran on; failures are printed at the end."""
+    """Run the seeds on Spark; returns the results and the master. Failures are printed at the
+    end."""
     from surecast.pipeline.session import spark_session
 
     with Bar(f"sim {protocol}", len(seeds)) as bar:
@@ -150,7 +153,7 @@ def _on_spark(
 
 
 def run_and_draw(protocol: str, seed: int, path: Path) -> Result:
-    """Run one seed and draw the positions of all readers over time, even if the run failed."""
+    """Run one seed and draw the positions of all readers over time, also if the run fails."""
     from surecast_lab.swarm.timeline import Timeline
 
     timeline = Timeline()
@@ -170,6 +173,7 @@ def peer_share(summary: Summary) -> float:
 
 
 def describe_failure(protocol: str, result: Result) -> str:
+    """The violations of one seed as text, with the command that repeats it."""
     lines = [f"seed {result['seed']} violates:"]
     lines += [f"  {violation}" for violation in result["violations"][:10]]
     if len(result["violations"]) > 10:

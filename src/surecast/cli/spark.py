@@ -1,4 +1,4 @@
-"""Shared by the subcommands that run on Spark: --master, --conf, a session, error messages."""
+"""What subcommands that run on Spark share: --master, --conf, a session, error messages."""
 
 import re
 from collections.abc import Iterator
@@ -48,7 +48,10 @@ def parse_conf(given: list[str] | None) -> dict[str, str]:
 
 @contextmanager
 def on_spark(master: str | None, conf: list[str] | None, job: str) -> Iterator["SparkSession"]:
-    """A session for one command. Errors of Spark are raised as a SurecastError (`ours`)."""
+    """A Spark session for one command; it is stopped at the end unless it existed before.
+
+    Errors of Spark are raised as a SurecastError (see `ours`).
+    """
     from surecast.pipeline.session import running_session, spark_session
 
     settings = parse_conf(conf)
@@ -83,7 +86,10 @@ def watched(spark: "SparkSession", job: str) -> Iterator[None]:
 
 
 def ours(problem: Exception) -> SurecastError:
-    """The error to show to the user: the SurecastError inside an error of Spark, or JobFailed."""
+    """The error to show to the user for an error of Spark.
+
+    If a SurecastError in a task caused it, that error is returned, otherwise a JobFailed.
+    """
     text = str(problem)
     carried = re.findall(r"surecast\.errors\.(\w+): (.+)", text)
     if carried:

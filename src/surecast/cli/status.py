@@ -1,7 +1,8 @@
-"""`surecast status`: regions, chains, positions, links and alarms, as reported by the servers.
+"""`surecast status`: shows regions, chains, positions, links and alarms, as servers report them.
 
-First it asks a server of the region for the others. Then it requests /v1/status from every replica
-of every region whose HTTP address is known.
+The command first asks a server of the region for the HTTP addresses of all its replicas, and
+requests /v1/status from each. The answers contain the addresses of replicas of other regions, which
+it requests next.
 """
 
 import asyncio
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-ANSWER_S_MAX = 3.0
-HARMLESS = ("in-memory",)
+ANSWER_S_MAX = 3.0  # a node that takes longer to answer counts as silent
+HARMLESS = ("in-memory",)  # alarms that do not make the command exit with 1
 SUBSCRIPTIONS_SHOWN = 20  # in the table; the JSON form has more
 
 Facts = dict[str, Any]  # a Status (server/status.py) as plain data
@@ -54,7 +55,7 @@ async def _status(url: str, token: str, streams_max: int, as_json: bool) -> int:
 
 
 async def gather(url: str, token: str) -> tuple[dict[str, Facts], dict[str, str]]:
-    """The status of each node; and for nodes without an answer, the error."""
+    """The status of each node that answers, and the error for each node that does not."""
     import surecast
     from surecast.endpoint.discovery import parse_url, redacted
 
@@ -103,7 +104,7 @@ def _fetch(where: str, token: str) -> Facts:
 
 
 def _said(refused: "HTTPError") -> str:
-    """The error text of the answer; the standard phrase of its code if there is none."""
+    """The error text in the body of an answer, or the standard phrase of its status code."""
     try:
         return str(json.loads(refused.read())["error"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -114,6 +115,7 @@ def _said(refused: "HTTPError") -> str:
 
 
 def tell(found: dict[str, Facts], silent: dict[str, str], streams_max: int) -> None:
+    """Print the status as text: tables, then alarms, each with its meaning and what to do."""
     from rich.markup import escape
 
     page = console()
@@ -180,7 +182,8 @@ def _region_of(name: str, found: dict[str, Facts]) -> str:
 
 
 def _streams(found: dict[str, Facts], streams_max: int) -> "Table":
-    """A row per stream: the end in each region, from the replica there that is furthest."""
+    """A row per stream: its end in each region (the highest that any replica reports), the lag of
+    the region that is furthest behind, and its counts of events."""
     from rich.table import Table
 
     from surecast.core.streams import DEFAULT_DELIVERY
@@ -203,7 +206,8 @@ def _streams(found: dict[str, Facts], streams_max: int) -> "Table":
     for name in sorted(rows)[:streams_max]:
         stream, at = rows[name], ends[name]
         most = max(at.values())
-        # The default delivery goes to every region; others may not.
+        # The default delivery replicates to every region. Other deliveries may not, so a region
+        # without the stream has no lag.
         goes_to = regions if stream["delivery"] == DEFAULT_DELIVERY else at
         lag = max(most - at.get(region, 1) for region in goes_to)
         table.add_row(
@@ -219,9 +223,10 @@ def _streams(found: dict[str, Facts], streams_max: int) -> "Table":
 
 
 def _subscriptions(found: dict[str, Facts]) -> "Table":
-    """A row per named subscription, largest lag first, from the head of each region.
+    """A row per named subscription, those with the largest lag first.
 
-    If the head does not answer, from the replica that knows most subscriptions.
+    The values of a region are those of its head. If the head does not answer, they are those of the
+    replica that reports most subscriptions.
     """
     from rich.table import Table
 
@@ -252,6 +257,8 @@ def _subscriptions(found: dict[str, Facts]) -> "Table":
 
 
 def _knows_more(facts: Facts, other: Facts) -> bool:
+    """Whether the first of two replicas has the better values for subscriptions."""
+
     def knows(one: Facts) -> tuple[bool, int]:
         return one["chain"]["place"] in ("head", "alone"), one.get("subscriptions_total", 0)
 

@@ -1,4 +1,4 @@
-"""`surecast streams`: list streams."""
+"""`surecast streams`: lists the streams that the region knows."""
 
 import json
 from typing import TYPE_CHECKING, Annotated

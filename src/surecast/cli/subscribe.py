@@ -1,4 +1,8 @@
-"""`surecast subscribe PATTERN`: a line per event, until Ctrl-C, --until or --count."""
+"""`surecast subscribe PATTERN`: prints a line per event, until Ctrl-C, --until or --count.
+
+The client receives events in the event loop, and a thread writes the lines to stdout. So a slow
+reader of stdout, such as a pager, does not delay the client's heartbeats.
+"""
 
 import asyncio
 import json
@@ -18,9 +22,9 @@ if TYPE_CHECKING:
     from surecast.client.events import Event
     from surecast.client.subscription import Subscription
 
-FLUSH_S = 0.05  # a line is printed at the latest after this
-HELD_LINES_MAX = 2000  # ... or when so many lines are buffered
-LAST_ACK_S = 5.0  # for the last acknowledgement of a named subscription
+FLUSH_S = 0.05  # interval between writes to stdout
+HELD_LINES_MAX = 2000  # if this number of lines waits to be written, they are written at once
+LAST_ACK_S = 5.0  # at the end, time for the region to save the position of a named subscription
 
 
 @loads("surecast.client.connection")
@@ -69,12 +73,13 @@ def subscribe(
 
 
 def parse_start(text: str) -> "Any":
-    """ "earliest", "latest", 17, or a datetime with a zone (local time if it names none)."""
+    """The value of --from: "earliest", "latest", a position such as 17, or a datetime. A time
+    without a zone is local time."""
     return text if text == "earliest" else _parse_place(text, "earliest, latest", "--from")
 
 
 def parse_until(text: str) -> "Any":
-    """ "latest", 17, or a datetime, as `parse_start`."""
+    """The value of --until: "latest", a position such as 17, or a datetime."""
     return _parse_place(text, "latest", "--until")
 
 
@@ -105,8 +110,8 @@ async def _subscribe(
 
     page = Page(as_object if as_json else as_line)
     async with surecast.connect(url, token=token, mesh=mesh) as client:
-        # Acknowledge only events that were printed: not those that wait for the next write, and
-        # not those of a write that failed.
+        # Only events that have been written to stdout are acknowledged (`Page`). With "auto" the
+        # client would also acknowledge events that wait to be written.
         ack: Literal["auto", "manual"] = "auto" if name is None else "manual"
         subscription = client.subscribe(
             pattern, start=start, stop=stop, voids=voids, name=name, ack=ack
@@ -133,18 +138,19 @@ async def _subscribe(
 
 
 class Page:
-    """stdout, written by a thread, so that a slow reader does not block the client's heartbeats."""
+    """Writes lines to stdout in a thread (see the module), and acknowledges written events."""
 
     def __init__(self, render: "Callable[[Event], str]") -> None:
         self.render = render
         self.lines: list[str] = []
-        self.last: dict[str, Event] = {}  # of each stream, among the lines
-        self.written: dict[str, Event] = {}  # the last one written of each stream, not acknowledged
+        self.last: dict[str, Event] = {}  # the last event of each stream in `lines`
+        # The last event of each stream that was written, if it is not acknowledged yet.
+        self.written: dict[str, Event] = {}
         self.is_broken = False  # a write has failed: nothing more is written or acknowledged
         self._writing = asyncio.Lock()
 
     async def fill(self, events: "AsyncIterable[Event]", count: int) -> None:
-        """Add `count` events, or all events until the iterator ends if it is 0."""
+        """Add lines for `count` events; if `count` is 0, until the iterator ends."""
         async for event in events:
             self.lines.append(self.render(event))
             self.last[event.stream] = event
@@ -157,20 +163,22 @@ class Page:
     async def keep_flushing(self) -> None:
         """Write lines every FLUSH_S; raise BrokenPipeError when the reader has closed stdout."""
         end = select.poll()
-        end.register(sys.stdout.fileno(), 0)  # reports only errors: the reader has closed the pipe
+        # With no events to wait for, poll reports only errors: the reader has closed the pipe.
+        end.register(sys.stdout.fileno(), 0)
         while not any(what & select.POLLERR for _, what in end.poll(0)):
             await asyncio.sleep(FLUSH_S)
             await self.flush()
         raise BrokenPipeError
 
     async def keep_acknowledging(self, subscription: "Subscription") -> None:
-        """In its own task, so that lines are printed while a region is slow to save positions."""
+        """Acknowledge written events every FLUSH_S. This runs in its own task, so that lines are
+        printed even while the region is slow to save positions."""
         while True:
             await asyncio.sleep(FLUSH_S)
             await self.acknowledge(subscription)
 
     async def acknowledge(self, subscription: "Subscription") -> None:
-        """Acknowledge everything that was written."""
+        """Acknowledge all events that were written."""
         written = dict(self.written)
         await asyncio.gather(*(subscription.ack(event) for event in written.values()))
         for stream, event in written.items():
@@ -178,6 +186,7 @@ class Page:
                 del self.written[stream]
 
     async def acknowledge_last(self, subscription: "Subscription") -> None:
+        """At the end: acknowledge, but wait only for a limited time."""
         try:
             async with asyncio.timeout(LAST_ACK_S):
                 await self.acknowledge(subscription)
@@ -190,6 +199,7 @@ class Page:
             ) from None
 
     async def flush(self) -> None:
+        """Write all lines, and wait until they are written."""
         async with self._writing:
             lines, self.lines = self.lines, []
             last, self.last = self.last, {}
@@ -198,7 +208,9 @@ class Page:
             loop = asyncio.get_running_loop()
             writing = loop.run_in_executor(None, _write, "".join(lines))
             cancelled: asyncio.CancelledError | None = None
-            while not writing.done():  # also if cancelled: lines must be written once and in order
+            # Even if this task is cancelled it waits for the thread, because the next write must
+            # come after this one.
+            while not writing.done():
                 try:
                     await asyncio.wait((writing,))
                 except asyncio.CancelledError as said:

@@ -1,4 +1,8 @@
-"""`surecast subscriptions`: list, reset and delete the named subscriptions of a region."""
+"""`surecast subscriptions`: lists, resets and deletes the named subscriptions of a region.
+
+A *named subscription* is a read position in each stream that the region saves under a name, so that
+a reader can continue after a restart.
+"""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,4 +1,4 @@
-"""`surecast up`: run a complete deployment of real processes on this machine until Ctrl-C."""
+"""`surecast up`: runs a complete deployment of real processes on this machine until Ctrl-C."""
 
 import hashlib
 import json
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from surecast.server.cluster import Cluster
     from surecast.server.layout import Layout
 
-READY_S_MAX = 120.0
-LOOK_S = 0.2
+READY_S_MAX = 120.0  # time for all processes to become ready
+LOOK_S = 0.2  # interval between checks of the processes and their logs
 _COMPILE = (
     "from surecast.cli.options import show_logs; show_logs(); "
     "from surecast.columns import kernels; kernels.warm()"
@@ -77,10 +77,10 @@ def up(
 
 
 def kernels_are_compiled() -> bool:
-    """Whether a cache of numba has kernels of this installation and this Python.
+    """Whether one of numba's caches on disk has the kernels of this installation and this Python.
 
-    numba itself takes too long to import for this question. Outside the package its caches have a
-    folder for each folder of sources, named by a hash of the path.
+    This looks for the files, because importing numba would take too long. A cache outside the
+    package has one folder for each folder of source files; its name contains a hash of the path.
     """
     from surecast import columns
 
@@ -101,9 +101,9 @@ def kernels_are_compiled() -> bool:
 
 
 def compile_kernels() -> None:
-    """Compile in one process; otherwise all servers would compile at the same time.
+    """Compile the kernels in one process, so that the servers do not all compile them at once.
 
-    If it fails, each server tries it and logs the reason.
+    If this fails, each server tries to compile them again and logs the reason.
     """
     words = [sys.executable, "-c", _COMPILE]
     with subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True) as process:
@@ -187,7 +187,7 @@ def facts(layout: "Layout") -> dict[str, object]:
 
 
 def _command() -> str:
-    """How this program is called from here."""
+    """The command with which this program was started, as short as possible."""
     here = Path(sys.argv[0])
     if here.name != "surecast" or shutil.which("surecast") == str(here.absolute()):
         return "surecast"

@@ -1,7 +1,7 @@
 """The Python API: the objects of `surecast.connect`, `surecast.local` and `surecast.sync`.
 
-A client is an endpoint (`surecast.endpoint`) with a public API; the files here implement
-subscriptions, cancellation and types.
+The connection to a region is an `Endpoint` (`surecast.endpoint`), which the HTTP port of a server
+also uses. The files here add the public API, subscriptions and time-outs to it.
 
 connection.py           Client: the region, its streams, its subscriptions
 stream.py               Stream: publish, publish_soon, publish_many, collect, subscribe
@@ -39,14 +39,14 @@ def connect(
     options: ClientOptions | None = None,
     timeout: Timeout = None,
 ) -> Client:
-    """A client of the region at `url`, which may name several of its servers.
+    """A client of the region at `url`, which may name several servers of that region.
 
         async with surecast.connect("surecast://10.0.0.1:7400,10.0.0.2:7400") as client: ...
         client = await surecast.connect()  # and `await client.close()` at the end
 
-    `mesh=True`: its subscriptions exchange events with other clients of the region, so that
-    thousands of clients cost the servers no more than a few. `timeout`, in seconds or as a
-    timedelta, is for connecting, all addresses together.
+    With `mesh=True` the subscriptions of this client exchange events with other clients of the
+    region, so that thousands of clients cost the servers no more than a few. `timeout` limits the
+    time for connecting, in seconds or as a timedelta, over all addresses together.
     """
     return Client(url, token=token, mesh=mesh, options=options, timeout=timeout)
 
@@ -59,13 +59,15 @@ def local(
     start: Literal["ask", "trust"] = "ask",
     timeout: Timeout = None,
 ) -> Client:
-    """A client with a region of its own, in this process: no server, for tests and small programs.
+    """A client with a region of its own in this process, for tests and small programs. It needs no
+    server.
 
         async with surecast.local() as client: ...
 
-    With a `data_dir` the region keeps its streams there for the next start; without one they are
-    lost at the end. A damaged folder raises StorageError, unless `start` is "trust": then the
-    region continues with what can be read. `timeout` is for the start of the region.
+    With a `data_dir` the region keeps its streams in that folder for the next start. Without one
+    they are lost at the end. A damaged folder raises StorageError, unless `start` is "trust": then
+    the region continues with the data that can be read. `timeout` limits the time for the start of
+    the region.
     """
     from surecast.server.local import LocalRegion
 

@@ -1,7 +1,8 @@
-"""Batches as Arrow record batches. Imported late, because it loads pyarrow.
+"""Converts batches to Arrow record batches, for `Subscription.batches` and `Stream.read`.
 
-Parts that are the same in every batch (types, the schema, constant columns) are created once:
-building them again takes longer than processing a few hundred events.
+This module is imported only when one of them is called, because it loads pyarrow. Parts that are
+the same in every record batch (types, the schema, constant columns) are created once, because
+creating them takes longer than converting a few hundred events.
 """
 
 from functools import lru_cache
@@ -19,7 +20,7 @@ __all__ = ["SCHEMA", "SCHEMA_WITH_VOIDS", "record_batch_of", "record_batch_with_
 
 _SEQ: Final = pa.int64()
 _TIME: Final = pa.timestamp("us", tz="UTC")
-_ROWS: Final = 1 << 13  # length of the constant columns that are kept
+_ROWS: Final = 1 << 13  # length of the constant columns; shorter record batches use a slice of them
 _NO_TAGS: Final = pa.nulls(_ROWS, pa.binary())
 
 SCHEMA: Final = pa.schema(
@@ -69,10 +70,10 @@ def record_batch_of(batch: Batch, stream: str) -> pa.RecordBatch | None:
 
 
 def record_batch_with_voids(batch: Batch, stream: str) -> pa.RecordBatch:
-    """All positions of a batch: its events, and a row for each run of positions without one.
+    """All positions of a batch: a row for each event, and one for each run of void positions.
 
-    Such a row has the last position as its `seq`, and the time of the next event; null if no time
-    is known.
+    The row of a void run has the run's last position as its `seq`, and the time of the next event
+    as its time, or null if there is none.
     """
     if batch.kind == DATA and batch.rows == batch.count:
         events = record_batch_of(batch, stream)
@@ -83,7 +84,7 @@ def record_batch_with_voids(batch: Batch, stream: str) -> pa.RecordBatch:
         seqs, times = batch.seqs(), batch.times()
     los, his = np.append(batch.lo, seqs + 1), np.append(seqs, batch.hi)
     gaps = los < his
-    # Events first, then ranges; `order` puts them into the order of their positions.
+    # The arrays have all events, then all void runs. `order` sorts both by position.
     all_seqs = np.concatenate((seqs, his[gaps] - 1))
     all_times = np.concatenate((times, np.append(times, batch.time_ns)[gaps]))
     ranges = np.concatenate((np.ones(seqs.size, np.int64), (his - los)[gaps]))
@@ -104,6 +105,7 @@ def record_batch_with_voids(batch: Batch, stream: str) -> pa.RecordBatch:
 
 
 def _with_kinds(events: pa.RecordBatch) -> pa.RecordBatch:
+    """The record batch with the three columns of SCHEMA_WITH_VOIDS; all its rows are events."""
     rows = events.num_rows
     constants = [_EVENT_KINDS, _ONES, _NO_REASONS]
     if rows > _ROWS:
@@ -117,7 +119,7 @@ def _with_kinds(events: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _bodies(batch: Batch, rows: pa.Array) -> list[pa.Array]:
-    """Key, value and tag of these rows of a batch; null where the row is."""
+    """The keys, values and tags of these rows of a batch; null where the row number is null."""
     if batch.kind != DATA:
         return [pa.nulls(len(rows), pa.binary())] * 3
     body = batch.record_batch()

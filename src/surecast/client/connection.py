@@ -1,4 +1,7 @@
-"""The client: one connection to a region, its streams and its subscriptions."""
+"""Client: the object that `surecast.connect` returns, a program's connection to one region.
+
+It opens streams and begins subscriptions. `Endpoint` (`surecast.endpoint`) does the communication.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,9 @@ __all__ = ["Client"]
 
 log = logging.getLogger("surecast.client")
 
-DROPPED_MAX: Final = 1000  # dropped named subscriptions kept; older ones get their event again
+# Dropped named subscriptions that are remembered (`Client._on_dropped`). The last event of one
+# that is not remembered any more is delivered again.
+DROPPED_MAX: Final = 1000
 
 
 class Client:
@@ -56,9 +61,10 @@ class Client:
         async with surecast.connect("surecast://127.0.0.1:7400") as client:
             stream = await client.stream("orders.eu")
 
-    `client = await surecast.connect(url)` works, too; then `await client.close()` at the end. It
-    reconnects automatically, and resumes without loss or repetition. Call all methods in the event
-    loop in which it was opened; `surecast.sync` is for programs without one.
+    `client = await surecast.connect(url)` works, too; then call `await client.close()` at the end.
+    A client reconnects automatically and resumes without loss or repetition. All methods must be
+    called in the event loop in which it was opened. Programs without an event loop use
+    `surecast.sync`.
     """
 
     def __init__(
@@ -78,7 +84,7 @@ class Client:
         self._mesh = mesh
         self._local = local
         self._subscriptions: weakref.WeakSet[SubscriptionTask] = weakref.WeakSet()
-        # Named ones that the program dropped with an event in hand, by name.
+        # Named subscriptions that the program dropped while it was processing an event, by name.
         self._dropped: dict[str, SubscriptionTask] = {}
         self._readers: Readers
         self._state: Literal["new", "open", "closed", "forked"] = "new"
@@ -86,9 +92,9 @@ class Client:
     # ------------------------------------------------------------ opening and closing
 
     async def open(self, *, timeout: Timeout = None) -> Client:
-        """Connect. `async with` and `await surecast.connect(...)` call it.
+        """Connect. `async with` and `await surecast.connect(...)` call this method.
 
-        The default is the `timeout` of `surecast.connect`.
+        The default of `timeout` is the `timeout` of `surecast.connect`.
         """
         if self._state == "open":
             return self
@@ -129,30 +135,33 @@ class Client:
         await self._leave(problem, asyncio.current_task() if problem is None else None)
 
     async def _leave(self, problem: BaseException | None, by: object) -> None:
-        """Close at the end of an `async with` block; `by` as for `_close`."""
+        """Close at the end of an `async with` block that ended with `problem` or without an error.
+        `by` as for `_close`."""
         try:
             await self._close(by)
         except (PublishError, Closed) as lost:
             if problem is None:
                 raise
-            log.warning("while closing after %r: %s", problem, lost)  # must not hide `problem`
+            # `problem` is raised, so this error can only be logged.
+            log.warning("while closing after %r: %s", problem, lost)
 
     async def close(self, *, timeout: Timeout = None) -> None:
         """Finish publishing, store the positions of named subscriptions, disconnect.
 
-        Raises the same errors as `flush()`. Events that are not acknowledged within
-        `ClientOptions.close_timeout` are given up: they may or may not be published. With a
-        `timeout` they are given up after that time, and TimedOut is raised; the client is closed
-        all the same. Events handed out by named subscriptions are acknowledged as by
-        `Subscription.close`.
+        Raises the same errors as `flush()`. The client waits for acknowledgements for at most
+        `ClientOptions.close_timeout`, or for `timeout` if it is given, which then raises TimedOut.
+        Events that are not acknowledged by then may or may not be published. The client is closed
+        in any case. The last event that each named subscription has handed out is acknowledged as
+        by `Subscription.close`.
         """
         await self._close(leaving(asyncio.current_task()), seconds_of(timeout))
 
     async def _close(self, by: object, limit_s: float | None = None) -> None:
-        """`by`: the task or thread that closes it without an exception, else None."""
+        """`by` is the task or thread that closes the client, if it does so without an exception,
+        otherwise None. See `SubscriptionBuffer.finish`."""
         if self._state == "new":
             self._state = "closed"
-        if self._state != "open":  # in a forked child the parent closes it
+        if self._state != "open":  # closed before, or this process is a forked child
             return
         self._state = "closed"
         try:
@@ -161,6 +170,7 @@ class Client:
             await self._stop()
 
     async def _finish(self, limit_s: float | None, by: object) -> None:
+        """Close the subscriptions, then wait until published events are acknowledged."""
         closed = "the client was closed while this subscription was read"
         scope = asyncio.timeout(limit_s)
         try:
@@ -230,7 +240,7 @@ class Client:
 
     @property
     def region(self) -> str:
-        """The name of the region it is connected to."""
+        """The name of the region that this client is connected to."""
         self._check()
         return self._endpoint.link.region.name
 
@@ -247,6 +257,7 @@ class Client:
         return dict(self._endpoint.link.region.http)
 
     def _broken(self, problem: str) -> None:
+        """Called after an internal error of the endpoint: all subscriptions fail."""
         for task in list(self._subscriptions):
             task.buffer.fail(Closed(problem))
 
@@ -270,12 +281,12 @@ class Client:
 
             stream = await client.stream("cache.invalidate", retain=surecast.latest_per_key())
 
-        For a new stream, `delivery` is how its events reach readers (default "broadcast"), with
-        `options` of that delivery, and `retain` is what it keeps (default `keep_all()`; the text
-        "keep-all" means the same, see docs/client.md). For an existing stream, all of them must
-        agree with it; leave them out to use the stream as it is. After TimedOut a new stream may
-        still be created. `create=False` only opens an existing stream, and raises UsageError if
-        this region knows none of that name.
+        For a new stream, `delivery` says how its events reach readers (default "broadcast"), and
+        `options` are options of that delivery. `retain` says which events the stream keeps
+        (default `keep_all()`, or as text "keep-all", see docs/client.md). For an existing stream,
+        these arguments must agree with those that it was created with; leave them out to use the
+        stream as it is. After TimedOut a new stream may still be created. `create=False` only opens
+        an existing stream, and raises UsageError if this region knows no stream of that name.
         """
         self._check()
         if schema is not None:
@@ -311,13 +322,14 @@ class Client:
         return self._endpoint.named_outbox(info, publisher, pub_no)
 
     async def streams(self, pattern: str = ">", *, timeout: Timeout = None) -> list[StreamInfo]:
-        """The streams of this region that match, ordered by name."""
+        """The streams of this region that match the pattern, ordered by name."""
         return [info for info, _ in await self.ends(pattern, timeout=timeout)]
 
     async def ends(
         self, pattern: str = ">", *, timeout: Timeout = None
     ) -> list[tuple[StreamInfo, int]]:
-        """The streams that match, ordered by name, and the next position of each."""
+        """The streams that match the pattern, ordered by name, each with its end: the position that
+        its next event gets."""
         self._check()
         _check_pattern(pattern)
         matching: dict[bytes, tuple[StreamInfo, int]] = {}
@@ -346,7 +358,8 @@ class Client:
         return sorted(matching.values(), key=lambda match: match[0].name)
 
     async def locate(self, stream_id: bytes, time: datetime, *, timeout: Timeout = None) -> int:
-        """The position of the first event not older than `time`; the end if there is none.
+        """The position of the first event of a stream that is not older than `time`, or the end of
+        the stream if there is no such event.
 
         seq = await client.locate(stream.stream_id, datetime.now(UTC) - timedelta(hours=1))
         """
@@ -367,8 +380,8 @@ class Client:
     async def flush(self, *, timeout: Timeout = None) -> None:
         """Wait until all published events are acknowledged.
 
-        Raises PublishError if events of `publish_soon` have failed since the last call. After
-        TimedOut publishing continues.
+        Raises PublishError if events of `publish_soon` have failed since the last call of `flush`.
+        After TimedOut, publishing continues.
         """
         self._check()
         waited_for = "published events to be acknowledged; publishing continues"
@@ -389,17 +402,18 @@ class Client:
         where: Any = None,
         timeout: Timeout = None,
     ) -> Subscription:
-        """Read all streams that match, also those that appear later (from their first event on).
+        """Read all streams whose names match the pattern.
 
             async for event in client.subscribe("cache.>", start="earliest"):
                 print(event.stream, event.seq, event.value)
 
-        In a pattern `*` stands for one token and a last `>` for one or more. If a name without
-        these does not exist yet, the subscription waits for the stream. Events are in order within
-        each stream. The other arguments are those of `Stream.subscribe`.
+        In a pattern `*` stands for one token and a final `>` for one or more tokens. Events are in
+        order within each stream. A stream that is created later is read from its first event on;
+        this also holds for a name without `*` and `>` if there is no such stream yet. The other
+        arguments are those of `Stream.subscribe`.
 
-        With a `stop` only the streams that match at the beginning are read, each up to that stop;
-        then the subscription ends, at once if there are none.
+        With a `stop`, only the streams that exist at the beginning are read, each up to the stop.
+        Then the subscription ends. It ends at once if no stream matches.
         """
         self._check()
         _check_pattern(pattern)
@@ -428,9 +442,10 @@ class Client:
 
             await client.reset_subscription("billing", "earliest")
 
-        `streams` are names or patterns; the default is all streams in which it has a position.
-        Returns the new position in each. Raises SubscriptionInUse while a client reads under the
-        name; with `force` that reader gets Fenced, and its later acknowledgements have no effect.
+        `streams` are names or patterns; the default is all streams in which the subscription has a
+        position. Returns the new position in each stream. Raises SubscriptionInUse while a client
+        reads under the name. With `force` the position is moved nevertheless: that reader gets the
+        error Fenced, and its later acknowledgements have no effect.
         """
         self._check()
         check_start(start)
@@ -445,7 +460,7 @@ class Client:
     ) -> None:
         """Delete a named subscription and its positions; `force` as in `reset_subscription`.
 
-        Raises UnknownSubscription if there is none.
+        Raises UnknownSubscription if there is no subscription of that name.
         """
         self._check()
         waited_for = f"the region to delete {name!r}; the subscription may still be deleted"
@@ -490,13 +505,15 @@ class Client:
         spec = SubscriptionSpec(pattern, info, start, voids, name, ack == "manual", stop)
         task = SubscriptionTask(spec, self._endpoint, self._readers, self._on_dropped)
         if name is not None:
-            self._dropped.pop(name, None)  # the new one gets the event in hand again
+            # The event that the dropped subscription was processing is delivered to the new one.
+            self._dropped.pop(name, None)
         self._subscriptions.add(task)
         return Subscription(task, timeout_s)
 
     def _on_dropped(self, task: SubscriptionTask) -> None:
-        """Keep a dropped subscription until the client is closed: whether its event in hand is
-        acknowledged depends on whether the client is closed without an exception."""
+        """Called when the program has dropped a named subscription while it was processing an
+        event. Remember the subscription until the client is closed: the event is acknowledged then
+        if the client is closed without an exception."""
         assert task.spec.name is not None
         self._dropped[task.spec.name] = task
         if len(self._dropped) > DROPPED_MAX:

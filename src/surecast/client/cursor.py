@@ -1,6 +1,10 @@
-"""The stored positions of a named subscription: taken when it begins, moved with acknowledgements.
+"""The client's side of a *cursor*: the positions of a named subscription that the region stores.
 
-Acknowledgements are cumulative, so only the latest positions matter: they are sent together, one
+When the subscription begins, the client becomes the *holder* of the name and gets the stored
+positions. The previous holder is *fenced*: it can store nothing more. While the subscription is
+read, the client stores its new positions.
+
+Acknowledgements are cumulative, so only the latest positions matter. They are sent together, one
 message at a time. A call that waits for an acknowledgement returns when that message is on disk at
 every replica.
 """
@@ -22,12 +26,17 @@ from surecast.errors import Closed, SurecastError
 
 __all__ = ["Cursor"]
 
-_BEGUN: Final = 2  # a position that the log of cursors has once there is a holder of any name
+# The position that `Cursor.begin` has stored. It has to be one that the log of cursors has reached.
+# That log has at least one entry, for the holder of this name, so its end is 2 or more.
+_BEGUN: Final = 2
 
 
 class Cursor:
-    """The cursor of a named subscription. `positions()` returns the first unprocessed position of
-    each stream; `failed` is called when the name is lost, for example to another reader."""
+    """The cursor of a named subscription (see the module).
+
+    `positions()` returns the first unprocessed position of each stream. `failed` is called when
+    this client is not the holder any more, for example because another reader took the name.
+    """
 
     def __init__(
         self,
@@ -38,8 +47,8 @@ class Cursor:
         failed: Callable[[SurecastError], None],
     ) -> None:
         self.name = name
-        self.armed = False  # a message will be sent soon
-        self.stored: dict[LogId, int] = {}  # as the region has it
+        self.armed = False  # whether a timer or a task will send the current positions
+        self.stored: dict[LogId, int] = {}  # the positions that the region has stored
         self._holder = secrets.token_bytes(16)
         self._control = control
         self._options = options
@@ -48,7 +57,8 @@ class Cursor:
         self._loop = asyncio.get_running_loop()
         self._token: int | None = None
         self._attached: asyncio.Future[None] = self._loop.create_future()
-        self._marks: dict[LogId, int] = {}
+        self._marks: dict[LogId, int] = {}  # stored in addition to `positions()` (`begin`)
+        # Calls of `stored_at_least`: the positions that each waits for, and its future.
         self._waiting: list[tuple[dict[LogId, int], asyncio.Future[None]]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._sending: asyncio.Task[None] | None = None
@@ -72,6 +82,7 @@ class Cursor:
             self._attached.set_result(None)
 
     def _lose(self, problem: SurecastError) -> None:
+        """Called when this client is not the holder any more: fail all waiting calls."""
         if self._problem is not None:
             return
         self._problem = problem
@@ -84,7 +95,7 @@ class Cursor:
         self._failed(problem)
 
     def check(self) -> None:
-        """Raise the error if the name is lost or the cursor is closed."""
+        """Raise an error if this client is not the holder any more, or the cursor is closed."""
         if self._problem is not None:
             raise type(self._problem)(*self._problem.args)
 
@@ -92,22 +103,23 @@ class Cursor:
 
     @property
     def has_begun(self) -> bool:
-        """Whether this name has been used with a pattern before.
+        """Whether this name was used before for a subscription with a pattern.
 
-        If so, streams without a stored position have appeared since, and none of their events was
-        read. This is stored as a position in the log of cursors itself, which has at least the
-        entry with the holder of the name.
+        In that case a matching stream without a stored position is new: it did not exist when the
+        name was last used, so none of its events was read. The region stores this fact as a
+        position in the log of cursors itself, as if that log were one of the streams.
         """
         return CURSORS in self.stored
 
     def begin(self) -> None:
+        """Have `has_begun` stored, together with the positions."""
         self._marks[CURSORS] = _BEGUN
 
     def all_positions(self) -> dict[LogId, int]:
         return {**self._positions(), **self._marks}
 
     def moved(self) -> None:
-        """Schedule sending of the positions, unless it is scheduled already."""
+        """Called when positions have moved: schedule a message, unless one is scheduled already."""
         if not self.armed:
             self.armed = True
             self._wait()
@@ -119,15 +131,16 @@ class Cursor:
         if self._sending is None:
             self._send()
         else:
-            self._wait()  # until the current one is answered
+            self._wait()  # the previous message is not answered yet
 
     def moved_elsewhere(self) -> None:
-        """`moved`, from another thread."""
+        """The same as `moved`, for calls from another thread."""
         if not self.armed:
             self._loop.call_soon_threadsafe(self.moved)
 
     async def stored_at_least(self, positions: dict[LogId, int]) -> None:
-        """Wait until the region has these positions, which are among `positions()` already."""
+        """Wait until the region has stored these positions. `positions()` must have returned at
+        least these by now."""
         self.check()
         if self._is_stored(positions):
             return
@@ -155,7 +168,8 @@ class Cursor:
                     if at > self.stored.get(stream, 0)
                 }
                 if not ahead:
-                    # Positions still waited for belong to streams that were deleted meanwhile.
+                    # All positions are stored. Calls that still wait do so for positions in streams
+                    # that were deleted meanwhile.
                     waiting, self._waiting = self._waiting, []
                     for _, future in waiting:
                         if not future.done():
@@ -163,7 +177,7 @@ class Cursor:
                     return
                 await self._advance(ahead)
                 if not self._waiting:
-                    return  # positions that have moved meanwhile have set the timer
+                    return  # if positions have moved meanwhile, the timer is set
         except SurecastError as problem:
             self._lose(problem)
         finally:
@@ -202,7 +216,8 @@ class Cursor:
                 self._control.drop(self._token)
 
     async def store_later(self, positions: dict[LogId, int]) -> None:
-        """Store positions after `close`. No effect if another reader has taken the name since."""
+        """Store positions after `close`. This has no effect if another reader has taken the name
+        since."""
         ahead = {stream: at for stream, at in positions.items() if at > self.stored.get(stream, 1)}
         if ahead:
             await self._control.ask(MoveCursor(self.name, self._holder, ahead))

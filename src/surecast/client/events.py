@@ -1,4 +1,4 @@
-"""The results for users: events, batches as lists of events, the positions of published events."""
+"""Event and Seqs: what users get from reading and publishing. Also converts batches to events."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ __all__ = ["Event", "Kind", "Seqs", "events_of", "lost_event", "void_reason"]
 Kind = Literal["event", "void", "lost"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_FEW: Final = 4  # up to so many rows the check for equal lengths costs more than it saves
+_FEW: Final = 4  # with this number of rows or fewer, the check for equal lengths does not pay off
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
     """One event of a stream, or a range of positions without events (kind "void" or "lost").
 
-    A *void* range has only obsolete positions. Its `reason`: "superseded" by later events with the
-    same keys (latest_per_key), "expired" (keep_last, keep_for), "collected" by a publisher, or
-    "control" (an entry of the stream itself, such as a `collect`). Events in a *lost* range were
-    published and cannot be delivered, because no reachable server has them any more; `reason` is a
-    text that says why. A stream without positions has lost ranges of `count` 0.
+    All positions of a *void* range are obsolete. Its `reason` is "superseded" (latest_per_key, when
+    later events have the same keys), "expired" (keep_last, keep_for), "collected" (a publisher
+    declared the events obsolete) or "control" (the position of an instruction in the stream, such
+    as a `collect`).
+
+    Events in a *lost* range were published and cannot be delivered, because no reachable server has
+    them any more. Its `reason` is a text that says why. If the stream's delivery has no positions,
+    `count` of a lost range is 0.
 
     `seq` of a range is its last position, so `event.seq + 1` is always the next position to read.
     """
@@ -39,36 +42,38 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     seq: int
     key: bytes | None
     value: bytes
-    # Since 1970; given by the stream's owner, never decreasing along seq; 0 of a lost range.
+    # When the stream's owner accepted the event, in nanoseconds since 1970. Times never decrease
+    # with rising `seq`. A lost range has 0.
     time_ns: int
     tag: bytes | None = None
     kind: Kind = "event"
-    count: int = 1  # positions it stands for
+    count: int = 1  # the number of positions in the range; 1 for an event
     reason: str = ""
 
     @property
     def time(self) -> datetime:
-        """When the stream's owner accepted the event, in microseconds; `time_ns` is exact."""
+        """When the stream's owner accepted the event, to the microsecond; `time_ns` is exact."""
         return _EPOCH + timedelta(microseconds=self.time_ns // 1000)
 
     @property
     def range(self) -> range:
-        """The positions it stands for: half-open, `range.start` to `range.stop`."""
+        """The positions of the range, or of the event: from `range.start` to `range.stop` - 1."""
         return range(self.seq + 1 - self.count, self.seq + 1)
 
     @property
     def attributes(self) -> dict[str, bytes]:
-        """Typed attributes come with schemas; until then there is at most a `tag`."""
+        """The event's attributes. There is at most a `tag` until schemas are implemented."""
         return {} if self.tag is None else {"tag": self.tag}
 
 
 class Seqs:
-    """The positions that a `publish_many` was given, as runs: usually one.
+    """The positions of the events of one `publish_many`, in the order of the values.
 
         seqs = await stream.publish_many([b"a", b"b", b"c"])
         seqs.first, seqs.last, len(seqs), list(seqs), seqs.runs  # 1, 3, 3, [1, 2, 3], ((1, 4),)
 
-    Position i is that of the i-th value.
+    A run is a half-open range of consecutive positions. There is usually one. There are several if
+    other publishers' events got positions in between.
     """
 
     __slots__ = ("_length", "runs")
@@ -146,7 +151,7 @@ def events_of(batch: Batch, stream: str, voids: bool) -> list[Event]:
         columns.append(_strings(tags))
     if batch.explicit:
         columns[1], columns[4] = batch.seqs().tolist(), batch.times().tolist()
-    # The struct is called from C, row by row: no Python code runs in between.
+    # `map` creates the events without running Python code for each row.
     events = list(map(Event, *columns))
     if voids and batch.rows < batch.count:
         return _with_voids(batch, stream, events)
@@ -154,12 +159,12 @@ def events_of(batch: Batch, stream: str, voids: bool) -> list[Event]:
 
 
 def void_reason(batch: Batch) -> str:
-    """The `reason` for users of the positions of a batch that hold no event."""
+    """The `reason` that users get for positions of this batch that hold no event."""
     return REASON_NAMES[batch.reason] if batch.kind in (DATA, VOID) else "control"
 
 
 def lost_event(stream: str, lost: Lost) -> Event:
-    """A lost range as an event for users, without a time."""
+    """A lost range as the Event that users get. It has no time."""
     return Event(stream, lost.hi - 1, None, b"", 0, None, "lost", lost.hi - lost.lo, lost.why)
 
 
@@ -171,8 +176,8 @@ def _keys(batch: Batch) -> Iterable[bytes | None]:
 
 
 def _strings(column: Column) -> list[Any]:
-    """The rows of a column. If all have the same length, the usual case, numpy splits them in a
-    fifth of the time of Python's slices."""
+    """The rows of a column as a list. Usually all rows have the same length. Then numpy splits them
+    in a fifth of the time that slicing takes in Python."""
     offsets = column.offsets
     first, last = int(offsets[0]), int(offsets[-1])
     rows = offsets.size - 1
@@ -189,6 +194,7 @@ def _void(stream: str, lo: int, hi: int, time_ns: int, reason: str) -> Event:
 
 
 def _with_voids(batch: Batch, stream: str, events: list[Event]) -> list[Event]:
+    """The events of a batch, with a void range for each run of positions between them."""
     items: list[Event] = []
     reason, at, time_ns = void_reason(batch), batch.lo, batch.time_ns
     for event in events:

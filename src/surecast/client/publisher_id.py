@@ -1,13 +1,14 @@
-"""From the name of a publisher to its id in messages.
+"""Computes the 16-byte id of a named publisher from its name, for `Stream.named`.
 
-An id is 16 bytes (protocols/chain/dedup.py). In the id of a named publisher the first eight bytes
-are zero, so eight bytes are left for the name: a 64-bit hash of it.
+The servers recognise batches that a publisher repeats by its id and their numbers
+(protocols/chain/dedup.py). In the id of a named publisher the first eight bytes are zero. The other
+eight are a 64-bit hash of the name.
 
-64 bits are enough. Ids are compared only within one stream, and n named publishers of a stream
-have a chance of about n²/2^65 that any two of them share an id: 3 in 10^8 for a million, 3 in
-10^4 for a hundred million. The replicas keep the state of every named publisher in memory for
-ever, so there are far fewer. A deliberate collision gains nothing: a client that may publish
-may use any id.
+64 bits are enough. Ids are compared only within one stream. If a stream has n named publishers, the
+probability that any two of them have the same id is about n²/2^65: 3 in 10^8 for a million, 3 in
+10^4 for a hundred million. The number is far below that in practice, because the replicas keep the
+state of every named publisher in memory for ever. A deliberate collision gains nothing, because a
+client that may publish may use any id.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _NAMED: Final = bytes(8)  # the first half of the id of a named publisher
 
 
 def publisher_id(name: str | bytes | UUID) -> bytes:
-    """The id of the publisher with this name: any string, any 16 bytes, or a UUID.
+    """The id of the publisher with this name, which is any string, any 16 bytes, or a UUID.
 
-    The same name gives the same id in every process and version. A UUID and its 16 bytes are one
-    name; its text is another. 16 bytes that begin with eight zeros are an id already and are
-    returned unchanged, except for 16 zeros, which stand for "no publisher" in a batch.
+    The same name gives the same id in every process and version. A UUID and its 16 bytes are the
+    same name; the text of the UUID is another name. 16 bytes that begin with eight zeros are an id
+    already and are returned unchanged, except for 16 zeros, which mean "no publisher" in a batch.
     """
     if isinstance(name, UUID):
         name = name.bytes

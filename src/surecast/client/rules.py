@@ -1,4 +1,8 @@
-"""Functions for users: rules of retention, and predicates for `collect`."""
+"""Functions for users: retention rules for new streams, and predicates for `Stream.collect`.
+
+A retention rule says which events a stream keeps. A predicate says which events a publisher
+declares obsolete.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ __all__ = [
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_MOST: Final = (1 << 62) - 1
+_MOST: Final = (1 << 62) - 1  # the largest number in a rule; times and ages are in nanoseconds
 _LATEST: Final = _EPOCH + timedelta(microseconds=_MOST // 1000)  # in the year 2116
 
 
@@ -82,34 +86,35 @@ def latest_per_key() -> Policy:
 
 
 def before_seq(seq: int) -> Predicate:
-    """Everything at positions below `seq`."""
-    if seq != 0 or type(seq) is not int:  # 0 is not a position, but allowed here
+    """All events at positions below `seq`."""
+    if seq != 0 or type(seq) is not int:  # 0 is not a position; here it means "no events"
         check_position("before_seq", seq)
     return BeforeSeq(seq)
 
 
 def before_time(time: datetime) -> Predicate:
-    """Everything older than `time`."""
+    """All events older than `time`."""
     return BeforeTime(ns_of(time))
 
 
 def key_is(key: bytes) -> Predicate:
-    """Everything with this key."""
+    """All events with this key."""
     return KeyIs(_bytes("key_is", key))
 
 
 def key_prefix(prefix: bytes) -> Predicate:
-    """Everything with a key that begins with `prefix`."""
+    """All events whose key begins with `prefix`."""
     return KeyPrefix(_bytes("key_prefix", prefix))
 
 
 def tag_is(tag: bytes) -> Predicate:
-    """Everything published with this tag. Only for streams with `keep_all()`."""
+    """All events that were published with this tag. Only for streams with `keep_all()`."""
     return TagIs(_bytes("tag_is", tag))
 
 
 def check_position(what: str, seq: int) -> None:
-    """Raise UsageError unless `seq` is a position that a stream can have; `what` names it."""
+    """Raise UsageError unless `seq` is a position that a stream can have. `what` is the name of the
+    argument or function in the message."""
     if type(seq) is not int:
         raise UsageError(f"{what} takes a position, not {seq!r}")
     if not 1 <= seq < SEQ_END_MAX:
@@ -117,7 +122,8 @@ def check_position(what: str, seq: int) -> None:
 
 
 def ns_of(time: datetime) -> int:
-    """Nanoseconds since 1970. Refuses a time without a zone, which depends on the machine."""
+    """Nanoseconds since 1970. A time without a zone is refused, because its meaning would depend on
+    the machine."""
     if not isinstance(time, datetime):
         raise UsageError(f"a time is a datetime, not {time!r}")
     if time.tzinfo is None:

@@ -39,13 +39,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Stream", "StreamInfo"]
 
-PUB_NO_MAX: Final = (1 << 62) - 1  # for a first number; leaves room for the following ones
+PUB_NO_MAX: Final = (1 << 62) - 1  # for the first number; the numbers after it have to fit, too
 
 
 class Stream:
-    """An open stream, created by `await client.stream(name)`. There may be several per stream.
+    """An open stream, created by `await client.stream(name)`.
 
-    Events published through one client to one stream keep the order of the calls.
+    A program may open a stream several times. Events that one client publishes to a stream keep the
+    order of the calls, through whichever of these objects.
     """
 
     def __init__(self, client: Client, info: StreamInfo, outbox: Outbox) -> None:
@@ -69,7 +70,8 @@ class Stream:
 
     @property
     def stream_id(self) -> bytes:
-        """16 random bytes that identify this stream; a new stream of the same name has others."""
+        """16 random bytes that identify this stream. A stream that is created under the same name
+        after this one was deleted has another id."""
         return self._info.stream_id
 
     @property
@@ -78,8 +80,9 @@ class Stream:
         return self._info.owner
 
     def supports(self, verb: str) -> bool:
-        """Whether its delivery offers `verb`: "pattern", "name", "time", "retain", "collect",
-        "publisher" (named publishers) or "delete"."""
+        """Whether the stream's delivery supports a feature: "pattern", "name" or "time"
+        (subscriptions by pattern, with a name, from a time on), "retain", "collect", "publisher"
+        (named publishers) or "delete"."""
         return self._client._supports(self._info, verb)
 
     def __repr__(self) -> str:
@@ -95,13 +98,13 @@ class Stream:
         tag: bytes | None = None,
         timeout: Timeout = None,
     ) -> int:
-        """Publish an event and return its position, once it is on disk at every replica.
+        """Publish an event; returns its position when it is on disk at every replica.
 
             seq = await stream.publish(b"on", key=b"lamp:7")
 
-        Waits for room while `outbox_bytes_max` are unacknowledged. If it is cancelled or times out
-        the event may still be published (`maybe_taken` of TimedOut); retries, reconnects and
-        failovers never publish it twice.
+        The call waits while `ClientOptions.outbox_bytes_max` bytes are not acknowledged. If it is
+        cancelled or times out, the event may still be published (see `maybe_taken` of TimedOut).
+        Retries, reconnects and failovers never publish an event twice.
         """
         if timeout is None:
             return await self._outbox.publish(value, key, tag)
@@ -125,14 +128,14 @@ class Stream:
     def publish_soon(
         self, value: bytes, *, key: bytes | None = None, tag: bytes | None = None
     ) -> None:
-        """Publish in the background, in batches; `await client.flush()` waits for all of it.
+        """Publish an event in the background, in a batch with others.
 
             for row in rows:
                 stream.publish_soon(row)
-            await client.flush()
+            await client.flush()  # waits until all of them are acknowledged
 
-        Raises QueueFull while `outbox_bytes_max` are unacknowledged; the event is then not
-        published. Later failures are raised by the next `flush()`.
+        Raises QueueFull while `ClientOptions.outbox_bytes_max` bytes are not acknowledged; the
+        event is not published then. If an event fails later, the next `flush()` raises the error.
         """
         self._outbox.publish_soon(value, key, tag)
 
@@ -144,17 +147,19 @@ class Stream:
         tags: Iterable[bytes | None] | None = None,
         timeout: Timeout = None,
     ) -> Seqs:
-        """Publish many events in order and return their positions, once all are on disk.
+        """Publish many events in order; returns their positions when all are on disk.
 
             seqs = await stream.publish_many([b"a", b"b"], keys=[b"k1", b"k2"])
             seqs = await stream.publish_many(table)  # columns value, and optionally key and tag
 
         A table is a pyarrow Table or RecordBatch, a frame of pandas or polars, or anything else
         with `__arrow_c_stream__`.
-        Events are sent in batches; other publishers' events may get positions between two of them,
-        so the result has runs. If some fail, `acknowledged` of the error has the positions of the
-        others. After TimedOut batches that were sent may still be published (`maybe_taken`), later
-        ones are not; `acknowledged` has the positions of acknowledged ones.
+
+        Events are sent in batches. Events of other publishers may get positions between two
+        batches, so the positions are returned as runs (`Seqs`). If some batches fail,
+        `acknowledged` of the error has the positions of the others. After TimedOut it has the
+        positions of the acknowledged batches; batches that were sent before may still be published
+        (`maybe_taken`), and the rest is not published.
         """
         chunks = chunks_of(self._info.stream_id, values, keys, tags, self._outbox.options)
         sent: Sent = []
@@ -170,35 +175,37 @@ class Stream:
     async def publish_batch(
         self, batch: Batch, *, timeout: Timeout = None
     ) -> asyncio.Future[tuple[int, int]]:
-        """Publish a batch unchanged; returns when there is room for it.
+        """Publish a batch unchanged, for connectors that build their own batches.
 
-        The future gets its first position and its end when it is on disk (0 and 0: a batch of a
-        named publisher that was published before, and whose positions are not known any more). For
-        connectors that build their own batches.
+        Returns when there is room for the batch. The future gets the batch's first position and its
+        end when it is on disk. Both are 0 if a named publisher published this batch before, so long
+        ago that its positions are not known any more.
         """
         waited_for = f"room to publish a batch of {self.name!r}; the batch may still be published"
         async with within(timeout, waited_for, maybe_taken=True):
             return await send(self._outbox, Chunk(batch, batch.nbytes))
 
     def named(self, publisher: str | bytes | UUID, pub_no: int) -> Stream:
-        """This stream for a publisher that keeps its own name and numbers.
+        """This stream for a *named publisher*: a program that numbers its events itself, so that it
+        can publish exactly once across restarts.
 
             line = stream.named("invoices", next_no)
 
         `publisher` is any string, a UUID or any 16 bytes; equal names are the same publisher in all
-        processes. Its events get the numbers from `pub_no` on. The stream's owner publishes an
-        event only if it has not accepted its number from this publisher before. So a program that
-        repeats its batches from any number on, identical and in order, gets each of them published
-        once. After a failure nothing more is accepted: begin again with a known number when all
-        batches before it have ended. Named publishers never expire.
+        processes. The events published through the result get the numbers from `pub_no` on. The
+        stream's owner publishes an event only if it has not accepted its number from this publisher
+        before. So a program may repeat its batches from any number on, identical and in order: each
+        of them is published once. After a failure the result accepts nothing more. Wait until all
+        of its batches are acknowledged or have failed, then call `named` again with a number that
+        the program knows. Named publishers never expire.
         """
         return self.published_as(publisher_id(publisher), pub_no)
 
     def published_as(self, publisher: bytes, pub_no: int) -> Stream:
-        """`named` for a connector with its own 16-byte id (protocols/chain/dedup.py).
+        """The same as `named`, for a connector with its own 16-byte id (protocols/chain/dedup.py).
 
-        An id that begins with its time of creation, in ns, expires when it was not used for
-        `chain.publisher_ttl_ns`.
+        If the first eight bytes of an id are the time of its creation in nanoseconds, the servers
+        forget the publisher when it has published nothing for `chain.publisher_ttl_ns`.
         """
         self._client._check_verb(self._info, "publisher", "a named publisher")
         if len(publisher) != 16 or publisher == NO_PUBLISHER:
@@ -216,9 +223,9 @@ class Stream:
 
             await stream.collect(surecast.before_seq(10_000))
 
-        The declaration gets a position in the stream itself, which is returned, and applies to
-        events before it. See before_seq, before_time, key_is, key_prefix, tag_is. After TimedOut
-        the declaration may still be published.
+        The declaration gets a position in the stream, which is returned. It applies to events at
+        earlier positions. `which` is a result of before_seq, before_time, key_is, key_prefix or
+        tag_is. After TimedOut the declaration may still be published.
         """
         self._client._check_verb(self._info, "collect", "collect()")
         if not isinstance(which, Predicate):
@@ -247,10 +254,11 @@ class Stream:
             await (await client.stream("orders.test")).delete()
 
         The deletion gets the last position of the stream, which is returned. All events before it
-        become void, and nothing can be published after it: publishers get StreamDeleted, and so do
-        subscriptions of this stream once they have read the rest of it. Subscriptions by name or
-        pattern continue without it. The name can be used again, for a new stream that begins at
-        position 1; regions that are cut off keep the old one until they are reachable again.
+        become void, and nothing can be published after it. Publishers get StreamDeleted, and so do
+        subscriptions of this stream (`Stream.subscribe`) once they have read the rest of it.
+        Subscriptions by name or pattern (`Client.subscribe`) continue without the stream. The name
+        can be used again for a new stream, which begins at position 1. A region that cannot be
+        reached now keeps the old stream until it can be reached again.
         """
         self._client._check_verb(self._info, "delete", "delete()")
         waited_for = (
@@ -286,11 +294,15 @@ class Stream:
             async for event in stream.subscribe(start="earliest"): ...
             async for event in stream.subscribe(start="earliest", stop="latest"): ...  # ends
 
-        `start`: "earliest", "latest" (the current end, fixed once `await sub.ready()` returns), a
-        position or a datetime with a time zone. `stop`: where the subscription ends. "latest" is
-        the current end, including all events acknowledged to this client; a position is the first
-        that is not read, and the subscription waits for those before it; a datetime means the
-        events before that time. `voids`: also get ranges without events. `name`, `ack`, `timeout`:
+        `start` is "earliest", "latest" (the current end, fixed once `await sub.ready()` returns), a
+        position, or a datetime with a time zone.
+
+        `stop` says where the subscription ends; without it, the subscription does not end. "latest"
+        is the current end, including all events acknowledged to this client. A position is the
+        first one that is not read; the subscription waits until all positions before it exist.
+        With a datetime, the events before that time are read.
+
+        With `voids`, ranges of void positions are returned, too. For `name`, `ack` and `timeout`
         see Subscription.
         """
         return self._client._subscribe(
@@ -307,11 +319,11 @@ class Stream:
     ) -> pa.Table:
         """The events from `start` up to `stop`, in one table with the columns of `batches()`.
 
-            table = await stream.read()  # all there is now
+            table = await stream.read()  # all current events
             table = await stream.read(start=seqs.first, stop=seqs.last + 1)
 
-        `start`, `stop` and `voids` as in `subscribe`; without events it has no rows. A table larger
-        than `ClientOptions.read_bytes_max` raises UsageError, lost events raise EventsLost.
+        `start`, `stop` and `voids` are those of `subscribe`. Raises UsageError if the table would
+        be larger than `ClientOptions.read_bytes_max`, and EventsLost if events were lost.
         """
         if stop is None:
             raise UsageError('a read has an end: stop is "latest", a seq or a datetime')

@@ -1,7 +1,9 @@
-"""The progress of a subscription in one stream.
+"""The progress of a subscription in one stream: which positions it has received and read.
 
-It decides which delivered events are admitted: after a pause the stream is followed again, and
-events of the earlier follow may still arrive.
+A subscription *follows* a stream: it asks the reader's node to deliver the stream from a position
+on. While its buffer is full, the stream is unfollowed, and later followed again. Events of the
+earlier follow may still arrive then. So each delivered batch is admitted only as far as it is new
+and within the limits of the subscription.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ NEVER: Final = 1 << 63  # the stop of a stream that is read until the subscripti
 
 
 class StreamProgress:
-    """For a stream whose events have dense rising positions: each position is admitted once."""
+    """The progress in a stream whose events have consecutive positions (`Delivery.ordered`). Each
+    position is admitted once."""
 
     __slots__ = (
         "acked",
@@ -51,23 +54,25 @@ class StreamProgress:
         before_ns: int = 0,
     ) -> None:
         self.stream = info.stream_id
-        # An object of its own, which events of this stream have as `stream`: it distinguishes them
-        # from events of a deleted stream of the same name.
+        # A new string object. All events of this stream have this object as `stream`, which
+        # distinguishes them from events of a deleted stream of the same name (by identity).
         self.name = f"{info.name}."[:-1]
         self.reader = reader
-        self.next = start  # the first position not received
-        self.read = start  # everything below was handed out, and the user has asked for more
+        self.next = start  # the first position that was not received
+        # The first position that is not processed. The user has got everything below it, and has
+        # asked for the next item since.
+        self.read = start
         self.acked = start  # the first position that the user has not acknowledged with `ack`
         self.paused = False
         self.not_before_ns = not_before_ns  # older events are left out; 0: no limit
         self.stop = stop  # the first position that is not read
         self.before_ns = before_ns  # events from this time on are left out; 0: no limit
-        self.finished = False  # all below the stop was received, and the reader is released
+        self.finished = False  # all positions below `stop` were received; the reader is released
 
     def admit(self, batch: Batch) -> Batch | None:
         """The part of `batch` that is new and within the limits, or None."""
         if batch.hi <= self.next:
-            return None  # sent again after a pause
+            return None  # all of it was received before
         if batch.lo > self.next:
             self._log_gap(batch)
             return None
@@ -82,26 +87,30 @@ class StreamProgress:
         return self.wanted(batch) if self.not_before_ns else batch
 
     def _look_for_stop(self, batch: Batch) -> None:
-        """Set the stop at the first event at or after `before_ns`. Void positions have no times."""
+        """If the batch has an event at or after `before_ns`, set `stop` to its position. (Void
+        positions have no times, so they are not considered.)"""
         if batch.rows and int(batch.times()[-1]) >= self.before_ns:
             first = int(batch.seqs()[np.searchsorted(batch.times(), self.before_ns)])
             self.stop = min(self.stop, max(first, self.next))
 
     def wanted(self, batch: Batch) -> Batch | None:
-        """The part of `batch` that is not too old. A region whose stream ends before the start time
-        begins at that end, and older events may come first."""
+        """The part of `batch` from `not_before_ns` on, or None if it is all older.
+
+        Such older events arrive if the region's copy of the stream ended before that time when the
+        subscription began: it then began at this end.
+        """
         if is_end(batch):
             return batch  # the stream is deleted: no newer events will come
         if batch.rows and int(batch.times()[-1]) >= self.not_before_ns:
             first = int(batch.seqs()[np.searchsorted(batch.times(), self.not_before_ns)])
-            self.not_before_ns = 0  # times never decrease
+            self.not_before_ns = 0  # times never decrease, so all later events are new enough
             return batch if first == batch.seqs()[0] else batch.slice(first, batch.hi)
         return None
 
     def admit_lost(self, lost: Lost) -> Lost | None:
         """The part of a lost range that is new and below the stop, or None.
 
-        The times of lost events are unknown, so none of them counts as too old.
+        The times of lost events are unknown, so `not_before_ns` is not applied to them.
         """
         if lost.hi <= self.next:
             return None
@@ -116,21 +125,22 @@ class StreamProgress:
         return new
 
     def _log_gap(self, item: Batch | Lost) -> None:
-        """`item` belongs to a replaced follow; the current one delivers the positions between."""
+        """Log that an item was dropped. It came from an earlier follow; the current follow will
+        deliver it again, after the positions before it."""
         log.debug("%s: %r, but %d is next", self.name, item, self.next)
 
     def follow(self) -> Lost | None:
-        """Follow the stream, for the first time or after a pause. Returns events lost by the pause,
-        if any."""
+        """Follow the stream, for the first time or after a pause. Returns a lost range if events
+        were lost during the pause."""
         self.paused = False
         self.reader.follow(self.stream, self.next)
         return None
 
 
 class UnorderedProgress(StreamProgress):
-    """For a stream whose events have no order: everything is admitted as it comes.
+    """The progress in a stream whose events have no positions: every batch is admitted.
 
-    Events published while the stream is not followed are lost; the user gets an event of kind
+    Events published while the stream is not followed are lost. The user gets one event of kind
     "lost" for them.
     """
 
@@ -143,7 +153,8 @@ class UnorderedProgress(StreamProgress):
         return lost
 
     def follow(self) -> Lost | None:
-        first, self.next = self.next, 0  # 0: after a pause it is followed from its end
+        # Position 0 means the end of the stream. After a pause the stream is followed from there.
+        first, self.next = self.next, 0
         paused, self.paused = self.paused, False
         self.reader.follow(self.stream, first)
         if not paused or first:

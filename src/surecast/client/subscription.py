@@ -1,4 +1,8 @@
-"""Subscription, the result of `subscribe`: an asynchronous iterator of events or Arrow batches."""
+"""Subscription, the result of `subscribe`: an asynchronous iterator of events or Arrow batches.
+
+`SubscriptionTask` finds the streams and follows them in the background, and `SubscriptionBuffer`
+holds the received batches. This file has the part that users call.
+"""
 
 from __future__ import annotations
 
@@ -24,33 +28,35 @@ if TYPE_CHECKING:
 __all__ = ["Subscription"]
 
 
-_STREAM_ID: Final = b"surecast.stream_id"  # in the metadata of batches of named subscriptions
+# The key in the metadata of an Arrow batch under which `ack` finds the id of its stream.
+_STREAM_ID: Final = b"surecast.stream_id"
 
 
 class Subscription:
-    """Events of one stream or several, in the order of each stream, without gaps or repetitions
-    (of a delivery without positions: as they come).
+    """Events of one stream or several, in the order of each stream, without gaps or repetitions. (A
+    stream whose delivery has no positions yields its events as they arrive.)
 
         async for event in stream.subscribe(start="earliest"):
             print(event.seq, event.key, event.value)
 
-    It begins to receive when it is created, up to a bound. If a loop is left, another loop over the
-    same object continues after its last event. It ends with `close()`, with its `async with` block,
-    or when the program drops the object. One task at a time may iterate.
+    A subscription begins to receive events when it is created, up to
+    `ClientOptions.buffer_bytes_max`. If a loop over it is left, another loop over the same object
+    continues after the last event of the first. The subscription ends with `close()`, with its
+    `async with` block, or when the program drops the object. Only one task at a time may iterate.
 
-    With a `stop` the loop ends when every position below the stop was read, void positions
-    included. With a `timeout` each step of a loop, over events or batches, raises TimedOut if it
-    takes longer; another loop continues where that one was left.
+    With a `stop` the loop ends when every position below the stop was read or skipped as void.
+    With a `timeout`, a step of a loop over events or batches raises TimedOut if it takes longer.
+    Another loop continues where that one was left.
 
-    Events that the stream's delivery could not deliver appear as one event of kind "lost", with or
-    without `voids`; reading continues after them.
+    If the stream's delivery could not deliver some events, the loop yields one event of kind "lost"
+    for them, with or without `voids`, and continues after them.
 
     A *named* subscription (`name=`) keeps its position in the region. Requesting the next event
     acknowledges the previous one, and so does a clean exit: `close()`, or the end of the `async
     with` block of the subscription or of the client. If an exception ends the block, nothing more
-    is acknowledged. With `ack="manual"` only `ack` acknowledges. After a restart it continues after
-    the last acknowledged event, so events that were being processed at a crash are delivered again.
-    Before it ends at its stop, its position is stored.
+    is acknowledged. With `ack="manual"` only `ack` acknowledges. After a restart the subscription
+    continues after the last acknowledged event, so events that were being processed at a crash are
+    delivered again. If it has a `stop`, its position is stored before the loop ends.
     """
 
     def __init__(self, task: SubscriptionTask, timeout_s: float | None = None) -> None:
@@ -70,15 +76,15 @@ class Subscription:
         return self._named() if self._buffer.named else self._unnamed()
 
     async def __anext__(self) -> Event:
-        """One event: `await anext(sub)`. A loop over the subscription is faster."""
+        """The next event: `await anext(sub)`. A loop over the subscription is faster."""
         return await self._next(self._timeout_s)
 
     async def next(self, *, timeout: Timeout = None) -> Event:
-        """One event, as `await anext(sub)`; raises StopAsyncIteration at the end.
+        """The next event, as by `await anext(sub)`; raises StopAsyncIteration at the end.
 
             event = await sub.next(timeout=0.5)  # TimedOut if there is none; no event is lost
 
-        The default is the `timeout` of the subscription.
+        The default of `timeout` is the `timeout` of the subscription.
         """
         seconds = seconds_of(timeout)
         return await self._next(self._timeout_s if seconds is None else seconds)
@@ -96,9 +102,10 @@ class Subscription:
                 raise StopAsyncIteration
 
     async def _unnamed(self) -> AsyncGenerator[Event, None]:
-        """The fast path: within a batch, an event costs only a step of a generator.
+        """Iterates over a subscription without a name. Within a batch, an event costs only one step
+        of a generator.
 
-        Iterations share `rows`, so that a loop continues where the previous one was left.
+        All iterations use `buffer.rows`, so a loop continues where the previous one was left.
         """
         buffer = self._buffer
         while True:
@@ -108,8 +115,9 @@ class Subscription:
                 return
 
     async def _named(self) -> AsyncGenerator[Event, None]:
+        """Iterates over a named subscription: also notes which event is being processed."""
         buffer = self._buffer
-        buffer.consumer = asyncio.current_task()  # of the rest of the current batch
+        buffer.consumer = asyncio.current_task()  # it gets the rest of the current batch
         while True:
             for event in buffer.rows:
                 buffer.current_event = event
@@ -121,20 +129,21 @@ class Subscription:
                 return
 
     def batches(self, *, voids: bool | None = None) -> AsyncIterator[pa.RecordBatch]:
-        """Whole batches, without a copy: `pyarrow.RecordBatch` of stream, seq, key, value, tag and
-        timestamp.
+        """Iterates over whole batches, as `pyarrow.RecordBatch` with the columns stream, seq, key,
+        value, tag and timestamp. Keys and values are not copied.
 
             async for batch in stream.subscribe(start=1).batches():
                 total += pc.sum(pc.binary_length(batch.column("value"))).as_py()
 
         Void positions are left out, so `seq` has gaps. With `voids=True`, here or in `subscribe`,
-        they are included, and batches have three more columns: `kind` ("event" or "void"),
+        they are included, and the batches have three more columns: `kind` ("event" or "void"),
         `range` and `reason`. A run of void positions is one row, as in Spark: `seq` is its last
-        position, `range` their number, `reason` why they are void; key, value and tag are null.
-        Events have range 1 and no reason. Together, the rows then cover every position once.
+        position, `range` the number of its positions, and `reason` says why they are void; key,
+        value and tag are null. A row of an event has range 1 and no reason. Together, these rows
+        cover every position once.
 
-        Lost events raise EventsLost, with their `stream` and `range`, with or without `voids`; the
-        next `batches()` continues after them.
+        Lost events raise EventsLost, with their `stream` and `range`, with or without `voids`. The
+        next call of `batches()` continues after them.
         """
         if length_hint(self._buffer.rows):
             raise UsageError(
@@ -161,10 +170,11 @@ class Subscription:
                 deadline = deadline_of(self._timeout_s)
 
     async def ready(self, *, timeout: Timeout = None) -> Subscription:
-        """Wait until its start is known: with "latest" it then gets all events published from now.
+        """Wait until the position at which the subscription starts is known in each stream. With
+        "latest" it gets all events that are published after this call has returned.
 
         A subscription by pattern is ready when it knows all existing streams that match. The
-        default is the `timeout` of the subscription.
+        default of `timeout` is the `timeout` of the subscription.
         """
         limit = self._timeout_s if timeout is None else timeout
         pattern = self._task.spec.pattern
@@ -176,10 +186,10 @@ class Subscription:
     # ------------------------------------------------------------ acknowledging
 
     async def ack(self, item: Event | pa.RecordBatch, *, timeout: Timeout = None) -> None:
-        """Acknowledge all events of its stream up to this one (or this batch).
+        """Acknowledge this event (or batch) and all events before it in the same stream.
 
         Returns when the acknowledgement is on disk at every replica of the region. After TimedOut
-        it is stored later, with the next acknowledgement or when the subscription is closed.
+        it is stored later: with the next acknowledgement, or when the subscription is closed.
         """
         buffer = self._buffer
         if buffer.forked:
@@ -194,7 +204,7 @@ class Subscription:
         try:
             progress = buffer.progress_of(stream, end, time_ns, stream_id)
         except KeyError:
-            buffer.cursor.check()  # if the name is lost, that is the better error
+            buffer.cursor.check()  # if another reader took the name, that error says more
             raise UsageError(f"{stream} up to {end - 1} was not read by {self!r}") from None
         if progress is None:
             return  # the stream was deleted: there is no position to store
@@ -209,12 +219,12 @@ class Subscription:
     # ------------------------------------------------------------ ending
 
     async def close(self, *, timeout: Timeout = None) -> None:
-        """End the subscription. A named one stores its position first, in the background if that
-        takes longer than `timeout`.
+        """End the subscription. A named subscription stores its position first; if that takes
+        longer than `timeout`, this continues in the background.
 
-        The last event (or batch) that was handed out is acknowledged, too. Exceptions: an exception
-        is being handled (`close()` in a `finally` block), or the event was handed to another task
-        that still runs or failed. With `ack="manual"` only `ack` acknowledges.
+        The last event (or batch) that was handed out is acknowledged, too, except in two cases: an
+        exception is being handled (`close()` in a `finally` block), or the event was handed to
+        another task that still runs or has failed. With `ack="manual"` only `ack` acknowledges.
         """
         await self._close(leaving(asyncio.current_task()), timeout)
 
@@ -236,8 +246,8 @@ class Subscription:
 
 
 def _place(item: Any) -> tuple[str, int, int, bytes]:
-    """The stream of an event or a batch of events, the first position after it, its time, and the
-    id of the stream if it is known."""
+    """For an event or an Arrow batch: the name of its stream, the first position after it, the time
+    of its last event, and the id of the stream, or b"" if the id is not known."""
     stream_id = b""
     try:
         if isinstance(item, Event):

@@ -1,17 +1,17 @@
-"""The buffer of one subscription: received and unread batches, and the progress of each stream.
+"""The buffer of one subscription: received and unread batches, and the progress in each stream.
 
-Readers put batches and lost ranges in, the task that iterates takes them out. When the buffer is
-full, its streams are unfollowed, which stops the server from sending; when it is half empty they
-are followed again from the first position not received. Positions are the same everywhere, so
-nothing is lost of a delivery with positions (`StreamProgress`; else `UnorderedProgress`).
+The client's readers (`endpoint.readers`) put batches and lost ranges into the buffer, and the task
+that iterates over the subscription takes them out. When the buffer is full, its streams are
+unfollowed, so the servers stop sending. When it is half empty, the streams are followed again from
+the first position that was not received. In this way no event is lost if the stream's delivery has
+positions (`StreamProgress`, otherwise `UnorderedProgress`).
 
-A subscription with a stop ends when all its streams are known, all positions below their stops were
-received (void and lost ones included), and everything was read.
+A subscription with a stop ends when three conditions hold: all its streams are known, all positions
+below their stops were received (void and lost ones included), and the buffer is empty.
 
-`current_event` is the event that the user is processing: all events before it are processed. This
-is all that automatic acknowledgements need, at the cost of one assignment per event. `consumer` is
-the task or thread that processes it; if that one closes the subscription without an exception, the
-current event counts as processed, too (`finish`).
+For automatic acknowledgements, `current_event` is the event that the user is processing. All events
+before it count as processed. `consumer` is the task or thread that processes it. If the consumer
+closes the subscription without an exception, the current event counts as processed, too (`finish`).
 """
 
 from __future__ import annotations
@@ -41,22 +41,23 @@ __all__ = ["IN_TRANSIT", "LOST_BYTES", "Item", "SubscriptionBuffer"]
 
 log = logging.getLogger("surecast.client")
 
-ROWS_JOINED: Final = 256  # events: small batches of one stream are handed out together up to this
-LOST_BYTES: Final = 256  # bytes counted for a lost range in the buffer
-IN_TRANSIT: Final = "in transit"  # a `consumer`: the item is on its way to the user's thread
+ROWS_JOINED: Final = 256  # small batches of one stream are joined up to this number of events
+LOST_BYTES: Final = 256  # a lost range counts as this number of bytes in the buffer
+# The value of `consumer` while an item is passed to the user's thread (`client.sync`).
+IN_TRANSIT: Final = "in transit"
 
 Item = Batch | Lost
 
 
 class DeletedStream(NamedTuple):
-    """How far a deleted stream was read."""
+    """A stream that was deleted and read to its end."""
 
-    end: int
-    time_ns: int  # of its last event
+    end: int  # the position after its last event
+    time_ns: int  # the time of its last event
 
 
 class SubscriptionBuffer:
-    """The buffer of one subscription (see the module). Use it in the event loop's thread."""
+    """The buffer of one subscription (see the module). Must be used in the event loop's thread."""
 
     def __init__(
         self, options: ClientOptions, voids: bool, named: bool, manual: bool, single: bool = False
@@ -65,30 +66,35 @@ class SubscriptionBuffer:
         self.voids = voids
         self.named = named
         self.manual = manual  # only the user's `ack` acknowledges
-        self.single = single  # of one open stream: it ends when the stream is deleted
-        self.deleted: dict[str, DeletedStream] = {}  # by name: the last one
+        self.single = single  # it reads one open stream, and ends when that is deleted
+        self.deleted: dict[str, DeletedStream] = {}  # the last deleted stream of each name
         self.streams: dict[LogId, StreamProgress] = {}
-        # More than one of a name: the last event of the older one, its deletion, was not read yet.
+        # A name has two streams if one was deleted, a new one was created, and the last event of
+        # the deleted one was not read yet.
         self.by_name: dict[str, list[StreamProgress]] = {}
         self.cursor: Cursor | None = None  # of a named subscription, once it begins
-        self.rows: Iterator[Event] = iter(())  # of the batch being read, shared by all iterations
+        # The rest of the current batch. All iterations take their events from it.
+        self.rows: Iterator[Event] = iter(())
         self.current_event: Event | None = None
-        self.current: tuple[StreamProgress, int] | None = None  # being read: stream, end of batch
-        self.consumer: object = None  # the reading task, or with `surecast.sync` thread
-        self.label = ""  # the name or pattern, for messages
-        self.nbytes = 0  # received and not taken out
+        # The batch or lost range that the user is processing: its stream, and its end.
+        self.current: tuple[StreamProgress, int] | None = None
+        self.consumer: object = None  # the reading task, or with `surecast.sync` its thread
+        self.label = ""  # the name or pattern of the subscription, for error messages
+        self.nbytes = 0  # size of all items in the inbox
         self.paused = False  # nothing is followed until the buffer is half empty
-        # None: the stream has ended before the first position wanted (`take_ended`).
+        # Received and not taken out. None in place of an item means that the stream was deleted
+        # and ends before the first position that was to be read (`take_ended`).
         self._inbox: deque[tuple[StreamProgress, Item | None]] = deque()
         self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[bool] | None = None  # result True: timed out
+        # Set while a task waits for an item. The result True means that its time is over.
+        self._waiter: asyncio.Future[bool] | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._end: SurecastError | None = None
+        self._end: SurecastError | None = None  # the error that ends the subscription
         self._closed = False
-        self._unfinished = 0  # streams with positions below their stop that were not received
-        self._complete = False  # it has a stop, and no further streams are added
-        self.forked = False  # this is a child of the process that reads
-        self._turn_rows = 0  # rows read since other tasks had a turn
+        self._unfinished = 0  # streams that were not received up to their stop
+        self._complete = False  # the subscription has a stop, and all its streams were added
+        self.forked = False  # this process is a forked child of the one that reads
+        self._turn_rows = 0  # rows read since other tasks of the program could run
         watch(self)
 
     # ------------------------------------------------------------ from readers
@@ -104,7 +110,7 @@ class SubscriptionBuffer:
         stop: int = NEVER,
         before_ns: int = 0,
     ) -> None:
-        """Read a stream from `start` on, up to `stop` or the first event not before `before_ns`."""
+        """Read a stream from `start` on, up to `stop`, and without events from `before_ns` on."""
         if self.ended:
             return
         kind = StreamProgress if ordered else UnorderedProgress
@@ -121,6 +127,7 @@ class SubscriptionBuffer:
             progress.follow()
 
     def take_in(self, stream: LogId, batches: tuple[Batch, ...]) -> None:
+        """Put batches into the buffer, as far as they are new (`StreamProgress.admit`)."""
         progress = self.streams.get(stream)
         if progress is None or self.ended:
             return
@@ -144,7 +151,7 @@ class SubscriptionBuffer:
             self._taken_in()
 
     def take_ended(self, stream: LogId) -> None:
-        """The stream was deleted, and ends before the first position wanted."""
+        """Called when the stream was deleted and ends before the next position to be read."""
         progress = self.streams.get(stream)
         if progress is not None and not progress.finished and not self.ended:
             self._finish(progress)
@@ -159,7 +166,7 @@ class SubscriptionBuffer:
         """Set a stop that was not known when the stream was added."""
         progress = self.streams.get(stream)
         if progress is None:
-            return  # it was deleted meanwhile
+            return  # the stream was deleted meanwhile
         progress.stop = min(progress.stop, max(stop, progress.next))
         if not self.ended:
             self._look_if_finished(progress)
@@ -209,8 +216,8 @@ class SubscriptionBuffer:
     async def next_item(
         self, deadline: Deadline | None = None
     ) -> tuple[StreamProgress, Item] | None:
-        """The next batch or lost range; the previous one counts as processed. None if the
-        subscription is closed or everything below its stop was read."""
+        """The next batch or lost range. With this call the previous one counts as processed.
+        Returns None if the subscription is closed, or everything below its stop was read."""
         self._finish_current()
         if self._waiter is not None:
             raise UsageError(
@@ -252,9 +259,10 @@ class SubscriptionBuffer:
                 timer.cancel()
 
     async def _store_positions(self, deadline: Deadline | None) -> None:
-        """Store the end of a named subscription that was read up to its stop."""
+        """Store the final position of a named subscription that was read up to its stop."""
         for progress in self.streams.values():
-            progress.read = max(progress.read, progress.next)  # older events were left out
+            # Events at the end that were left out by `not_before_ns` count as read, too.
+            progress.read = max(progress.read, progress.next)
         cursor = self.cursor
         if cursor is None:
             return
@@ -272,7 +280,7 @@ class SubscriptionBuffer:
 
     def _take_out(self) -> tuple[StreamProgress, Item]:
         progress, item = self._inbox.popleft()
-        assert item is not None  # `_leave_ended` has removed it
+        assert item is not None  # `_leave_ended` has removed such entries
         self.current = progress, item.hi
         if isinstance(item, Lost):
             self._turn_rows += 1
@@ -287,14 +295,15 @@ class SubscriptionBuffer:
         return progress, item
 
     def _leave_ended(self) -> None:
+        """Remove streams that have ended (`take_ended`) from the front of the inbox."""
         while self._inbox and self._inbox[0][1] is None:
             progress, _ = self._inbox.popleft()
             if progress.stream in self.streams:
                 self._leave_deleted(progress, 0)
 
     def _leave_deleted(self, progress: StreamProgress, time_ns: int) -> None:
-        """Called when the last event of a deleted stream is taken out. A subscription of one stream
-        ends; others continue without the stream."""
+        """Called when the last event of a deleted stream is taken out. A subscription to one open
+        stream ends; a subscription by name or pattern continues without the stream."""
         if self.single:
             self._end = StreamDeleted(progress.name)  # raised when the user asks for more
             return
@@ -312,6 +321,7 @@ class SubscriptionBuffer:
         log.info("stream %r was deleted", progress.name)
 
     def _finish_current(self) -> None:
+        """The user asks for the next item, so the current one is processed."""
         self.current_event = None
         if self.current is not None:
             progress, end = self.current
@@ -321,8 +331,8 @@ class SubscriptionBuffer:
                 self.cursor.moved()
 
     async def next_rows(self, timeout_s: float | None = None) -> bool:
-        """Put the next events into `rows`: a batch, or several small ones. Returns False if there
-        are no more."""
+        """Put the events of the next batch, or of several small ones, into `rows`. Returns False if
+        there are no more."""
         events: list[Event] = []
         deadline = deadline_of(timeout_s)
         while not events:
@@ -348,17 +358,17 @@ class SubscriptionBuffer:
         if self.manual:
             return {stream: progress.acked for stream, progress in self.streams.items()}
         positions = {stream: progress.read for stream, progress in self.streams.items()}
-        event = self.current_event  # read it once: another thread may change it
+        event = self.current_event  # read only once, because another thread may change it
         if event is not None and self.current is not None:
             progress = self.current[0]
             positions[progress.stream] = max(progress.read, event.seq + 1 - event.count)
         return positions
 
     def in_hand(self) -> dict[LogId, int]:
-        """The position after the last event or batch that the user got and has not moved on from.
+        """The position after the event or batch that the user is processing, by stream.
 
-        Empty with manual acknowledgements, if nothing of it has reached the user, or if the stream
-        was deleted.
+        Empty if the user acknowledges manually, if no event of the current batch was handed out
+        yet, or if the stream was deleted.
         """
         if self.manual or self.current is None or self.current[0].stream not in self.streams:
             return {}
@@ -370,8 +380,9 @@ class SubscriptionBuffer:
         return {progress.stream: end}
 
     def finish(self, by: object) -> None:
-        """`by`, a task or thread, closes the subscription without an exception: the item in hand
-        counts as processed, unless another task or thread is still processing it."""
+        """Called when the task or thread `by` closes the subscription without an exception. The
+        event or batch in hand counts as processed then, unless another task or thread is still
+        processing it."""
         for stream, end in self.in_hand().items():
             if self.is_processed(by):
                 progress = self.streams[stream]
@@ -390,7 +401,7 @@ class SubscriptionBuffer:
         return problem is None
 
     def handed(self, progress: StreamProgress) -> int:
-        """The first position of a stream that the user has not received: the one after the current
+        """The first position of a stream that the user has not got: the position after the current
         event, or the end of the last batch."""
         if self.current is None or self.current[0] is not progress:
             return progress.read
@@ -400,13 +411,15 @@ class SubscriptionBuffer:
     def progress_of(
         self, stream: str, end: int, time_ns: int, stream_id: LogId = b""
     ) -> StreamProgress | None:
-        """The stream of a position that the user acknowledges: the event before `end`.
+        """The stream of an event that the user acknowledges; `end` is the position after the event.
 
-        None if that stream was deleted: there is no position to store. Raises KeyError if the
-        position was not read. The name may belong to another stream by now. The event's own
-        `stream` object tells them apart, except in a copy of the event, or if the name has one
-        character (Python has one object for all equal ones). Then the times decide, because no
-        event of a deleted stream is later than its last one.
+        Returns None if that stream was deleted, so that there is no position to store. Raises
+        KeyError if the event was not read.
+
+        A new stream may have the name of a deleted one. The string object in `Event.stream` tells
+        them apart by its identity. This fails for a copy of an event, and for names of one
+        character, which are always the same object in Python. Then the times decide: no event of a
+        deleted stream is later than the last event of that stream.
         """
         named = self.by_name.get(stream, ())
         found = self.streams.get(stream_id)
@@ -424,7 +437,7 @@ class SubscriptionBuffer:
         return found
 
     def acknowledge(self, progress: StreamProgress, end: int) -> None:
-        """The user has acknowledged all positions below `end`."""
+        """Called when the user has acknowledged all positions below `end`."""
         progress.acked = max(progress.acked, end)
         progress.read = max(progress.read, end)
 
@@ -439,6 +452,7 @@ class SubscriptionBuffer:
             raise type(self._end)(*self._end.args)
 
     def set_ready(self) -> None:
+        """Called when the start of each existing stream is known, or the subscription ends."""
         if not self._ready.done():
             self._ready.set_result(None)
 
@@ -446,7 +460,7 @@ class SubscriptionBuffer:
         self.forked = True
         self._end = forked()
         self._waiter = self.current = self.current_event = None
-        deque(self.rows, maxlen=0)  # ends an iteration in progress
+        deque(self.rows, maxlen=0)  # empties the iterator, so that a loop over it ends
 
     def fail(self, problem: SurecastError) -> None:
         """End the subscription; the next read raises `problem`."""
@@ -456,13 +470,13 @@ class SubscriptionBuffer:
             self._leave()
 
     def close(self) -> None:
-        """End the subscription; the next read ends its loop."""
+        """End the subscription; a loop over it ends at its next step."""
         if not self._closed:
             self._closed = True
             self._leave()
 
     def _leave(self) -> None:
-        """Drop everything unread, which ends an iteration in progress, and release the readers."""
+        """Drop all unread events, so that a loop in progress ends, and release the readers."""
         deque(self.rows, maxlen=0)
         self.current = self.current_event = None
         for progress in self.streams.values():

@@ -1,9 +1,10 @@
-"""How a subscription begins, finds its streams and ends.
+"""The background work of a subscription: it finds the streams and follows them, and ends.
 
-A subscription to one open stream uses a reader that may be shared. A subscription by name or
-pattern has readers of its own, one for each delivery of its streams. It watches which streams of
-the region match, and reads streams that appear later from their first position. With a stop it
-reads only the streams that match at the beginning.
+There are two kinds of subscriptions. One reads a single open stream (`Stream.subscribe`), with a
+reader that other subscriptions may share (`endpoint.readers`). The other reads all streams that
+match a name or pattern (`Client.subscribe`), with readers of its own, one for each delivery of
+these streams. It keeps a query open that reports new matching streams, and reads each of them from
+its first position on. With a stop it reads only the streams that match at the beginning.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ __all__ = [
 
 log = logging.getLogger("surecast.client")
 
-Start = Literal["earliest", "latest"] | int | datetime  # an end, a position or a time
-Stop = Literal["latest"] | int | datetime  # the end now, the position after the last, or a time
+Start = Literal["earliest", "latest"] | int | datetime  # an end of the stream, a position or a time
+# The current end, the first position that is not read, or a time.
+Stop = Literal["latest"] | int | datetime
 
-_NOW = -1  # the time in WhereIs that stands for the end of the stream
-CLOCK_S: Final = 60.0  # longest sleep before the wall clock is read again
+_NOW = -1  # in a WhereIs query: return the end of the stream
+CLOCK_S: Final = 60.0  # the wall clock is read at least this often, because it may be set
 
 
 def check_start(start: Start) -> None:
@@ -74,15 +76,15 @@ def check_stop(stop: Stop | None) -> None:
 
 
 def leaving(caller: object) -> object:
-    """`caller`, the task or thread that calls `close()`; or None if an exception is being handled,
-    which may be the reason for the call (as in a `finally` block)."""
+    """The task or thread that calls `close()`. None if an exception is being handled, as in a
+    `finally` block: then the last event may not have been processed."""
     return caller if sys.exc_info()[0] is None else None
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSpec:
-    """The arguments of `subscribe`. With `info` one open stream is read, else those that match
-    `pattern`."""
+    """The arguments of `subscribe`. If `info` is set, that open stream is read, otherwise the
+    streams that match `pattern`."""
 
     pattern: str
     info: StreamInfo | None
@@ -116,8 +118,8 @@ class SubscriptionSpec:
 
 
 class SubscriptionTask:
-    """The background work of a subscription. The user may drop the `Subscription` object at any
-    time."""
+    """The background work of a subscription (see the module). It is separate from `Subscription`,
+    so that it can clean up when the user drops that object."""
 
     def __init__(
         self,
@@ -126,10 +128,11 @@ class SubscriptionTask:
         readers: Readers,
         dropped: Callable[[SubscriptionTask], None] = lambda task: None,
     ) -> None:
-        """`dropped` is called if the user's object was dropped with an event in hand."""
+        """`dropped` is called if the user drops the Subscription while an event of it is being
+        processed."""
         self.spec = spec
         self._dropped = dropped
-        self._in_hand: dict[LogId, int] = {}  # when it was dropped
+        self._in_hand: dict[LogId, int] = {}  # `SubscriptionBuffer.in_hand` when it was dropped
         self._endpoint = endpoint
         self._control = endpoint.control
         self._options = endpoint.options
@@ -143,16 +146,17 @@ class SubscriptionTask:
         self._loop = asyncio.get_running_loop()
         self._complete = False  # whether all streams that existed at the beginning are known
         self._matched = False  # whether any stream has matched so far
-        self._joining: dict[LogId, asyncio.Task[None]] = {}  # streams that are not followed yet
-        self._leased: dict[str, Reader] = {}  # by delivery
+        # Streams that need a query or a reader before they can be followed.
+        self._joining: dict[LogId, asyncio.Task[None]] = {}
+        self._leased: dict[str, Reader] = {}  # the readers in use, by delivery
         self._leasing = asyncio.Lock()
-        self._watch: int | None = None
+        self._watch: int | None = None  # the token of the query for matching streams
         self._beginning = self._loop.create_task(self._begin())
         self._stopping: asyncio.Task[None] | None = None  # waits for the time of the stop
         self._closing: asyncio.Task[None] | None = None
 
     def _check(self, info: StreamInfo) -> None:
-        """Raise NotSupported if this client cannot read the stream, or not with these arguments."""
+        """Raise NotSupported if this client cannot read the stream with these arguments."""
         delivery = self._endpoint.delivery_of(info)
         self.spec.check(delivery)
         self._readers.check(delivery)
@@ -183,7 +187,7 @@ class SubscriptionTask:
             self._is_ready()
 
     async def _lease(self, info: StreamInfo) -> Reader:
-        """The reader of the stream's delivery; opened for the first stream of that delivery."""
+        """The reader for the stream's delivery. It is opened for the first stream that needs it."""
         async with self._leasing:
             reader = self._leased.get(info.delivery)
             if reader is None:
@@ -222,6 +226,7 @@ class SubscriptionTask:
             log.warning("there is no stream %r yet: waiting until it is created", self.spec.pattern)
 
     def _meet(self, info: StreamInfo, end: int) -> None:
+        """Begin to read a matching stream, unless it is being read; `end` is its end now."""
         stream, start = info.stream_id, self.spec.start
         if stream in self.buffer.streams or stream in self._joining:
             return
@@ -259,6 +264,7 @@ class SubscriptionTask:
         return {} if self.buffer.cursor is None else self.buffer.cursor.stored
 
     def _known_start(self, info: StreamInfo, start: Start, end: int) -> int:
+        """The first position to read, if no query is needed: a stored position, or `start`."""
         if stored := self._stored().get(info.stream_id):
             return stored
         if isinstance(start, int):
@@ -268,10 +274,11 @@ class SubscriptionTask:
         return end if self._endpoint.delivery_of(info).ordered else 0
 
     def _known_stop(self, info: StreamInfo, end: int) -> int:
-        """The stop of a stream that ends at `end`: the first position that is not read.
+        """The first position that is not read in a stream that ends at `end` now.
 
-        If the region is behind positions that the owner has acknowledged to this client, these are
-        waited for. The stop of a future time is known when that time has passed.
+        With "latest" it is at least the end of the events that were acknowledged to this client,
+        which this region may not have received yet. If the stop is a time in the future, its
+        position becomes known when that time has passed (`_stop_in_time`).
         """
         stop = self.spec.stop
         if stop == "latest":
@@ -279,7 +286,8 @@ class SubscriptionTask:
         return stop if isinstance(stop, int) else NEVER
 
     async def _find_stop(self, info: StreamInfo, start: int, end: int = 0) -> int:
-        """Like `_known_stop`, with a query to the region if necessary. `end` 0: not known."""
+        """The same as `_known_stop`, with a query to the region if necessary. `end` is 0 if the end
+        of the stream is not known."""
         stop = self.spec.stop
         if isinstance(stop, datetime) and stop <= datetime.now(UTC):
             return await self._locate(info.stream_id, info.name, ns_of(stop))
@@ -289,7 +297,8 @@ class SubscriptionTask:
         return self._known_stop(info, end)
 
     async def _join(self, info: StreamInfo, start: int | None, end: int) -> None:
-        """Follow a stream once its reader is open. `start` None: query the region for it."""
+        """Open the reader of a stream, then follow the stream. With `start` None, first query the
+        region for the position of the start."""
         try:
             begins = await self._find_start(info) if start is None else start
             stop = await self._find_stop(info, begins, end)
@@ -303,7 +312,7 @@ class SubscriptionTask:
             self._look_if_ready()
 
     async def _find_start(self, info: StreamInfo) -> int:
-        """The start in a stream whose end is not known."""
+        """The first position to read in a stream whose end is not known; may query the region."""
         stream, start = info.stream_id, self.spec.start
         by_query = isinstance(start, datetime) or start == "latest"
         if stream in self._stored() or not by_query or not self._endpoint.delivery_of(info).ordered:
@@ -312,7 +321,7 @@ class SubscriptionTask:
         return await self._locate(stream, info.name, time_ns)
 
     async def _locate(self, stream: LogId, name: str, time_ns: int) -> int:
-        """The first position of a stream at or after a time; with _NOW its end."""
+        """The position of the first event at or after a time; with _NOW, the stream's end."""
         located = await self._control.ask(WhereIs(stream, time_ns))
         if located.why:
             raise subscription_error(name, located.why)
@@ -322,7 +331,8 @@ class SubscriptionTask:
     def _follow(self, info: StreamInfo, reader: Reader, start: int, stop: int = NEVER) -> None:
         time, not_before_ns = self.spec.start, 0
         if isinstance(time, datetime) and info.stream_id not in self._stored():
-            # The region may be behind that time. A future time means the current end.
+            # The region's copy of the stream may end before that time. Then older events arrive,
+            # which `not_before_ns` leaves out. A start in the future means the current end.
             not_before_ns = ns_of(time) if time <= datetime.now(UTC) else 0
         ordered = self._endpoint.delivery_of(info).ordered
         before_ns = ns_of(self.spec.stop) if isinstance(self.spec.stop, datetime) else 0
@@ -331,6 +341,7 @@ class SubscriptionTask:
         )
 
     def _look_if_ready(self) -> None:
+        """Become ready if all streams that existed at the beginning are followed."""
         known = self._complete and not self._joining and not self.buffer.ended
         if known and self._closing is None and self._beginning.done():
             self._beginning = self._loop.create_task(self._be_ready())
@@ -352,8 +363,8 @@ class SubscriptionTask:
             self._stopping = self._loop.create_task(self._stop_in_time(stop))
 
     async def _stop_in_time(self, stop: datetime) -> None:
-        """Wait for the time of the stop, then query its position in each stream without a stop. (If
-        the time had passed at the beginning, all of them have one.)"""
+        """Wait for the time of the stop, then query its position in each stream that has no stop
+        yet. (If the time had passed at the beginning, every stream has one.)"""
         buffer, time_ns = self.buffer, ns_of(stop)
         try:
             while (left_s := (stop - datetime.now(UTC)).total_seconds()) > 0:
@@ -365,11 +376,12 @@ class SubscriptionTask:
             buffer.fail(problem)
 
     async def _set_stop(self, stream: LogId, name: str, time_ns: int) -> None:
-        with suppress(StreamDeleted):  # its last event, which ends it, will be delivered
+        with suppress(StreamDeleted):  # the stream will end with its last event
             self.buffer.set_stop(stream, await self._locate(stream, name, time_ns))
 
     async def _store_beginning(self) -> None:
-        """Store the start of a named subscription, so that it is kept even if nothing is read."""
+        """Store the start of a named subscription: it is the start of the next reader, too, even if
+        this one reads nothing."""
         cursor = self.buffer.cursor
         if cursor is not None:
             if self.spec.info is None:
@@ -379,9 +391,10 @@ class SubscriptionTask:
     # ------------------------------------------------------------ the end
 
     async def close(self, why: SurecastError | None = None, by: object = None) -> None:
-        """Store the positions, then end. The iterating task gets `why` as an exception.
+        """Store the positions of a named subscription, then end the subscription.
 
-        `by`: the task or thread that closes it without an exception (`leaving`), else None.
+        If `why` is given, the iterating task gets it as an exception. `by` is a result of
+        `leaving`.
         """
         if self.buffer.forked:
             return  # the parent continues to read
@@ -408,6 +421,7 @@ class SubscriptionTask:
                 await self._readers.give_back(reader)
 
     async def _stop_beginning(self) -> None:
+        """Cancel the tasks that find and follow streams."""
         tasks = [self._beginning, *self._joining.values()]
         if self._stopping is not None:
             tasks.append(self._stopping)
@@ -418,7 +432,7 @@ class SubscriptionTask:
             self._control.drop(self._watch)
 
     def forget(self) -> None:
-        """Called when the user's object is garbage-collected, by any thread, at any time."""
+        """Called when the user's Subscription is garbage-collected, in any thread."""
         if self.buffer.forked:
             return
         with suppress(RuntimeError):  # the loop is closed
@@ -432,9 +446,9 @@ class SubscriptionTask:
                 self._dropped(self)
 
     async def settle(self, by: object) -> None:
-        """Called for a dropped subscription when the client is closed without an exception: the
-        loop was left by `break`, or by an exception that the program has handled, so the event in
-        hand counts as processed."""
+        """Called for a dropped subscription when the client is closed without an exception. In that
+        case its loop was left by `break`, or by an exception that the program has handled. So the
+        event that was being processed counts as processed, and its position is stored."""
         cursor = self.buffer.cursor
         if cursor is not None and self.buffer.is_processed(by):
             with suppress(SurecastError, TimeoutError):

@@ -1,11 +1,12 @@
-"""The same API without await, for scripts, notebooks and threads.
+"""The client API without await, for scripts, notebooks and threads (`surecast.sync`).
 
-A thread of its own runs the event loop and the asynchronous client. Calls are passed to it and
-wait for the result. Iteration transfers whole batches, never single events: inside a batch a loop
-is as fast as over a list. `publish_soon` only appends to a list, which the other thread empties.
+The event loop and the asynchronous client run in a separate thread. A call is passed to that thread
+and waits for the result. A loop over a subscription takes whole batches from that thread, never
+single events, so inside a batch it is as fast as a loop over a list. `publish_soon` only appends to
+a list, which the other thread empties.
 
-Methods may be called from several threads; only one at a time may iterate over a subscription. A
-process that forks keeps its clients; the child has to create its own.
+Methods may be called from several threads, but only one thread at a time may iterate over a
+subscription. A process may fork and continue to use its clients; the child has to create new ones.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ __all__ = ["Client", "Stream", "Subscription", "connect", "local"]
 
 T = TypeVar("T")
 
-ENDS_S = 2.0  # for the loop to end; a host name lookup cannot be cancelled
+# Time to wait for the event loop's thread to end. It may take longer, because a host name lookup
+# cannot be cancelled.
+ENDS_S = 2.0
 
 
 def connect(
@@ -88,7 +91,7 @@ class Loop:
     def __init__(self) -> None:
         self.closed = self.forked = False
         begun = threading.Event()
-        # A daemon thread: the program can end even if it does not close its client.
+        # A daemon thread, so that the program can end without closing its client.
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._run(begun)), name="surecast", daemon=True
         )
@@ -114,7 +117,7 @@ class Loop:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # after Ctrl-C in this thread it must not go on in the loop
+            future.cancel()  # after Ctrl-C in this thread, the work must not continue in the loop
             raise
 
     def _on_fork(self) -> None:
@@ -278,7 +281,7 @@ class Client:
 
 
 class SoonBuffer:
-    """Events of `publish_soon` of one stream, queued for the other thread."""
+    """Events of `publish_soon` for one stream, queued until the event loop's thread takes them."""
 
     def __init__(self, outbox: Outbox, loop: Loop) -> None:
         self._outbox = outbox
@@ -288,6 +291,7 @@ class SoonBuffer:
         self._nbytes = 0
 
     def add(self, value: bytes, key: bytes | None, tag: bytes | None) -> None:
+        """Queue an event, or raise QueueFull if the outbox has no room for it."""
         outbox = self._outbox
         size = outbox.size_of(value, key, tag)
         with self._lock:
@@ -440,9 +444,9 @@ class Stream:
 class Subscription:
     """See `surecast.Subscription`; here it is a plain iterator.
 
-    event = next(sub)  # waits for it
-    event = next(sub, None)  # None when everything below the stop was read, or it is closed
-    event = sub.next(timeout=0.5)  # TimedOut if there is none
+    event = next(sub)  # waits for the next event
+    event = next(sub, None)  # None at the end: at the stop, or after close()
+    event = sub.next(timeout=0.5)  # TimedOut if no event arrives in that time
     """
 
     def __init__(self, inner: AsyncSubscription, loop: Loop) -> None:
@@ -453,9 +457,10 @@ class Subscription:
         return repr(self._inner)
 
     def __iter__(self) -> Iterator[Event]:
-        """A loop is faster than `next`: events inside a batch need no call to the other thread."""
+        """Iterates over events. This is faster than `next`, because only a new batch needs a call
+        to the other thread."""
         buffer, timeout_s = self._inner._buffer, self._inner._timeout_s
-        buffer.consumer = threading.current_thread()  # of the rest of the current batch
+        buffer.consumer = threading.current_thread()  # it gets the rest of the current batch
         while True:
             if buffer.named:
                 for event in buffer.rows:
@@ -467,12 +472,14 @@ class Subscription:
                 return
 
     def _take(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Take items out of the buffer in the other thread; then this thread is the consumer."""
+        """Run `work`, which takes items out of the buffer, in the event loop's thread. After that,
+        this thread is the consumer of the items."""
         buffer = self._inner._buffer
 
         async def take() -> T:
             taken = await work()
-            buffer.consumer = IN_TRANSIT  # after Ctrl-C this thread does not receive it
+            # Ctrl-C may end the wait of the user's thread now; then it never gets the item.
+            buffer.consumer = IN_TRANSIT
             return taken
 
         taken = self._loop.call(take())
@@ -483,7 +490,7 @@ class Subscription:
         return self._next(self._inner._timeout_s)
 
     def next(self, *, timeout: Timeout = None) -> Event:
-        """One event; raises StopIteration at the end. See `surecast.Subscription.next`."""
+        """The next event; raises StopIteration at the end. See `surecast.Subscription.next`."""
         seconds = seconds_of(timeout)
         return self._next(self._inner._timeout_s if seconds is None else seconds)
 
@@ -499,7 +506,8 @@ class Subscription:
                 raise StopIteration
 
     def _hand_out(self, event: Event) -> None:
-        """For a named subscription: all events before this one count as processed."""
+        """Note which event of a named subscription the user gets. All events before it count as
+        processed."""
         buffer = self._inner._buffer
         buffer.current_event = event
         if buffer.cursor is not None and not buffer.cursor.armed:
@@ -520,12 +528,12 @@ class Subscription:
         return self
 
     def ack(self, item: Event | pa.RecordBatch, *, timeout: Timeout = None) -> None:
-        """Acknowledge all events up to this one; see `surecast.Subscription.ack`."""
+        """Acknowledge this event and all before it; see `surecast.Subscription.ack`."""
         self._loop.call(self._inner.ack(item, timeout=timeout))
 
     def close(self, *, timeout: Timeout = None) -> None:
-        """End the subscription; see `surecast.Subscription.close`. Events handed to another thread
-        are not acknowledged."""
+        """End the subscription; see `surecast.Subscription.close`. If another thread got the last
+        event, that event is not acknowledged."""
         self._close(leaving(threading.current_thread()), timeout)
 
     def _close(self, by: object, timeout: Timeout = None) -> None:

@@ -1,7 +1,8 @@
-"""The table of a bounded read. Imported late, because it loads pyarrow.
+"""Collects the events of `Stream.read` in one Arrow table.
 
-Streams of single events have many small batches, each with an overhead of memory. These are joined
-as they arrive; large ones stay where they were received.
+This module is imported only when `read` is called, because it loads pyarrow. Events that were
+published one by one arrive in many small batches, and each batch has an overhead of memory. So
+small batches are joined as they arrive. Large batches stay in the buffers they were received in.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from surecast.errors import EventsLost, UsageError
 
 __all__ = ["read_table"]
 
-LARGE_ROWS: Final = 256  # batches of at least this size are not joined with others
-SMALL_MAX: Final = 256  # small batches that are joined at a time
+LARGE_ROWS: Final = 256  # batches with at least this number of rows are not joined with others
+SMALL_MAX: Final = 256  # this number of small batches is joined into one
 
 
 async def read_table(buffer: SubscriptionBuffer) -> pa.Table:
     """All events of a subscription with a stop, in one table.
 
-    Raises UsageError above `ClientOptions.read_bytes_max`, EventsLost at lost events.
+    Raises UsageError if the table gets larger than `ClientOptions.read_bytes_max`, and EventsLost
+    if events were lost.
     """
     nbytes_max = buffer.options.read_bytes_max
     convert = record_batch_with_voids if buffer.voids else record_batch_of
@@ -54,11 +56,11 @@ async def read_table(buffer: SubscriptionBuffer) -> pa.Table:
 
 
 class _Batches:
-    """Record batches in order, the small ones joined."""
+    """Record batches in order, of which small ones are joined."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
-        self.nbytes = 0  # as Arrow counts them
+        self.nbytes = 0  # the sum of Arrow's `nbytes`
         self._done: list[pa.RecordBatch] = []
         self._small: list[pa.RecordBatch] = []
 

@@ -1,7 +1,8 @@
-"""`timeout=` of the public calls: seconds or a timedelta, and an error that says what was awaited.
+"""Implements the argument `timeout=` of the client's calls: a number of seconds or a timedelta.
 
-A call that times out is cancelled. Its request may still be carried out by the region; the error of
-a publish says so (`maybe_taken`).
+A call that takes longer raises TimedOut, with a message that says what it waited for. The region
+may still carry out the request. If the call was a publish, `maybe_taken` of the error says whether
+the events may still be published.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ FOREVER_S: Final = 1e9  # thirty years; a longer timeout means no limit
 
 
 class Deadline(NamedTuple):
-    """When a wait ends, by the clock of the event loop, and how long it was to last."""
+    """The end of a wait that has a limit."""
 
-    at: float
-    seconds: float
+    at: float  # by the clock of the event loop
+    seconds: float  # the limit, for the error message
 
 
 def seconds_of(timeout: Timeout) -> float | None:
@@ -45,23 +46,26 @@ def seconds_of(timeout: Timeout) -> float | None:
 
 
 def deadline_of(seconds: float | None) -> Deadline | None:
-    """The end of a wait that begins now."""
+    """The end of a wait of this length that begins now."""
     if seconds is None:
         return None
     return Deadline(asyncio.get_running_loop().time() + seconds, seconds)
 
 
 def timed_out(seconds: float, what: str, *, maybe_taken: bool = False) -> TimedOut:
-    """The error of a timeout; `what`, which follows "for", is what was waited for."""
+    """The error after a timeout. `what` is what the call waited for, to follow the word "for"."""
     return TimedOut(f"waited {seconds:g} s for {what}", maybe_taken=maybe_taken)
 
 
 class within:
-    """`async with within(timeout, "the region to open stream 'a'"): …` raises TimedOut."""
+    """`async with within(timeout, "the region to open stream 'a'"): …` limits the time of a block.
+
+    If the block takes longer than `timeout`, it is cancelled and TimedOut is raised.
+    """
 
     def __init__(self, timeout: Timeout, what: str, *, maybe_taken: bool = False) -> None:
         self.seconds = seconds_of(timeout)
-        self.what = what  # may be changed while it waits
+        self.what = what  # what the block waits for; may be changed inside the block
         self.maybe_taken = maybe_taken
         self._scope: asyncio.Timeout | None = None
 
@@ -81,5 +85,5 @@ class within:
             return
         try:
             await self._scope.__aexit__(kind, problem, trace)
-        except TimeoutError:  # of this scope; a TimeoutError from the block itself is not caught
+        except TimeoutError:  # from this scope, not a TimeoutError that the block itself raised
             raise timed_out(self.seconds, self.what, maybe_taken=self.maybe_taken) from None

@@ -1,7 +1,8 @@
 """The connection of a program to a region, used by the client, a server's HTTP port and Spark.
 
-An endpoint consists of *nodes*, as a server does. Their machines, which come from `registry`,
-handle retries, reconnects and failover; the files here handle bounds, order and waiting.
+An endpoint consists of *nodes*, as a server does. A node is a state machine with its sockets
+(`runtime.node`). The machines come from `registry`; they handle retries, reconnects and failover.
+The files here let tasks wait for the machines' results, and bound what is in progress.
 
 endpoint.py        Endpoint: a program's connection to a region
 discovery.py       the first contact: from a url to the names and addresses of the servers

@@ -1,6 +1,6 @@
-"""`publish_many`: any number of events, divided into batches within the limits.
+"""Divides the events of a `publish_many` into batches within the limits of ClientOptions.
 
-Everything is checked before the first batch is made, so invalid events mean that nothing is sent.
+All events are checked before the first batch is made, so if one is invalid, nothing is sent.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ class ArrowStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
+    """A batch that is ready to be published."""
+
     batch: Batch
-    nbytes: int  # the bytes that it counts for in an outbox
+    nbytes: int  # the size that counts for the bound of an outbox
 
 
 def chunks_of(
@@ -41,7 +43,8 @@ def chunks_of(
     tags: Iterable[bytes | None] | None,
     options: ClientOptions,
 ) -> Iterator[Chunk]:
-    """The batches of lists, iterables or an Arrow table, made one at a time."""
+    """The batches for events given as lists, iterables or an Arrow table. Each batch is made when
+    the caller asks for it."""
     if hasattr(values, "__arrow_c_stream__"):
         if keys is not None or tags is not None:
             raise UsageError("a table has its keys and tags in columns `key` and `tag`")
@@ -65,6 +68,7 @@ def chunks_of(
 def _column(
     what: str, column: Iterable[bytes | None] | None, rows: int
 ) -> list[bytes | None] | None:
+    """The checked keys or tags as a list."""
     if column is None:
         return None
     items = list(column)
@@ -114,7 +118,8 @@ def _check_largest(size: int, options: ClientOptions) -> None:
 
 
 def _cuts(sizes: Sequence[int], options: ClientOptions) -> Iterator[tuple[int, int]]:
-    """Runs of rows that fit into a batch; a row larger than that is a batch by itself."""
+    """The first row and the end of each batch. A row that is larger than a batch may be is a batch
+    by itself."""
     rows_max, room = options.batch_rows_max, options.batch_bytes_max
     total = len(sizes)
     if sum(sizes) and max(sizes) * rows_max > room:
@@ -134,14 +139,14 @@ def _cuts(sizes: Sequence[int], options: ClientOptions) -> Iterator[tuple[int, i
 
 
 def _table_of(values: ArrowStream) -> pa.Table | pa.RecordBatch:
-    """`values` as a table of pyarrow; pyarrow's own are returned unchanged."""
+    """`values` as a table of pyarrow. Objects of pyarrow are returned unchanged."""
     import pyarrow as pa
 
     if isinstance(values, pa.Table | pa.RecordBatch):
         return values
     try:
         table = pa.RecordBatchReader.from_stream(values).read_all()
-        for at, name in enumerate(table.schema.names):  # polars has views
+        for at, name in enumerate(table.schema.names):  # polars uses view types: convert them
             kind = table.schema.types[at]
             if pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
                 table = table.set_column(at, name, table.column(at).cast(pa.large_binary()))
@@ -186,7 +191,7 @@ def _table_chunks(
 
 
 def joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Half-open runs of positions; adjacent ones are joined."""
+    """These half-open ranges of positions, with adjacent ranges joined."""
     merged: list[tuple[int, int]] = []
     for lo, hi in runs:
         if merged and merged[-1][1] == lo:

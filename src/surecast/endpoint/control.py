@@ -1,14 +1,14 @@
 """The control node: opens streams, publishes and sends queries for a whole program.
 
-Its machine handles retries, reconnects and failover. This module turns what the machine emits
-(Opened, Acked, Failed, Answered) into results that tasks can await. If a caller stops waiting, its
-request may still be carried out; the answer is then ignored. Values that cannot be encoded are
-refused here (UsageError): inside the node they would be an internal error, which ends all requests
-of the client.
+The node's machine handles retries, reconnects and failover. This module gives it commands, and
+turns the events that it emits (Opened, Acked, Failed, Answered) into results that tasks can await.
+If a caller stops waiting, its request may still be carried out, and the answer is ignored. Values
+that cannot be encoded are refused here with a UsageError. Inside the node they would be an internal
+error, which ends all requests of the client.
 
-The machine has a layer that publishes to the stream service, and one for each delivery with a
-publisher of its own, named like the delivery. Such a layer opens the streams of its delivery and
-publishes their batches.
+The machine is made of layers (`core.compose`). One publishes to the stream service, which is the
+usual case. A delivery (`Delivery`) may have its own way of publishing; then it has a layer with its
+name, which opens the streams of this delivery and publishes their batches.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from surecast.runtime.node import Node
 
 __all__ = ["Control"]
 
-QUESTIONS_MAX: Final = 9_000  # the machine's own bound is above it
+QUESTIONS_MAX: Final = 9_000  # open queries; the machine itself allows more
 
 PUBLISHER: Final = "publisher"  # the layer that publishes to the stream service
 
-OnAnswer = Callable[[Any], None]  # gets each answer, or at last the error that ends all answers
+# Called with each answer to a query, or with an error, after which there are no more answers.
+OnAnswer = Callable[[Any], None]
 
 
 @dataclass(slots=True)
 class _Opening:
-    """One call of `open` that waits for its answer, or for its turn."""
+    """A call of `open` that waits for its answer, or until earlier calls for the same name end."""
 
     spec: StreamSpec
     opened: asyncio.Future[Opened]
@@ -55,10 +56,12 @@ class Control:
     def __init__(self) -> None:
         self._tokens = itertools.count(1)
         self._opens: dict[str, deque[_Opening]] = {}
-        self._publishers: dict[LogId, str] = {}  # the layer of opened streams, if not PUBLISHER
+        # The layer that publishes to an opened stream, if it is not PUBLISHER.
+        self._publishers: dict[LogId, str] = {}
         self._offers: dict[int, Callable[[Acked | Failed], None]] = {}
-        self._questions: dict[int, tuple[OnAnswer, bool]] = {}  # True: it gets several answers
-        self._problem = ""
+        # Open queries by token: the function that gets the answers, and whether it gets several.
+        self._questions: dict[int, tuple[OnAnswer, bool]] = {}
+        self._problem = ""  # why there are no more answers
 
     @property
     def busy(self) -> bool:
@@ -68,8 +71,8 @@ class Control:
     # ------------------------------------------------------------ requests
 
     async def open(self, name: str, spec: StreamSpec) -> Opened:
-        """Open or create a stream. Only one request per name is sent at a time, because answers
-        contain only the name."""
+        """Open or create a stream. Only one request for a name is sent at a time, because an answer
+        contains no more than the name to identify its request."""
         self._check()
         self.node.codec.check(spec)
         waiting = self._opens.setdefault(name, deque())
@@ -83,11 +86,12 @@ class Control:
         self.node.give(Command(self._layer_of(spec.delivery), Open(name, spec)))
 
     def _layer_of(self, delivery: str) -> str:
+        """The layer that opens streams of a delivery and publishes to them."""
         machine: Any = self.node.machine
         return delivery if delivery in machine.layers else PUBLISHER
 
     def offer(self, stream: LogId, batch: Batch, done: Callable[[Acked | Failed], None]) -> None:
-        """Publish a batch after all batches offered before; `done` is called with the result."""
+        """Publish a batch after all batches of earlier calls; `done` is called with the result."""
         if self._problem:
             self.node.loop.call_soon(done, Failed(stream, 0, "closed"))
             return
@@ -97,7 +101,7 @@ class Control:
         self.node.give(Command(layer, OfferBatch(stream, batch, token)))
 
     async def ask(self, question: Any) -> Any:
-        """The answer to a question (`core.endpoint`)."""
+        """The answer to a query (one of the questions in `core.endpoint`)."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         token = self._inquire(question, lambda answer: _settle(future, answer), keep=False)
         try:
@@ -106,8 +110,8 @@ class Control:
             self.drop(token)
 
     def watch(self, question: Any, on_answer: OnAnswer) -> int:
-        """Send a query, and call `on_answer` with every answer until `drop` is called with the
-        returned token."""
+        """Send a query that has several answers. `on_answer` is called with every answer, until
+        `drop` is called with the returned token."""
         return self._inquire(question, on_answer, keep=True)
 
     def _inquire(self, question: Any, on_answer: OnAnswer, keep: bool) -> int:
@@ -158,9 +162,11 @@ class Control:
             del self._opens[event.name]
 
     def _opens_again(self, opening: _Opening, info: StreamInfo) -> bool:
-        """Have the stream opened by its delivery's layer, too; returns whether that is necessary.
+        """If the stream's delivery has its own layer, have that layer open the stream, too. Returns
+        whether that was necessary.
 
-        Without `delivery=` the stream service opens it, and its answer contains the delivery.
+        This happens if the user has opened the stream without `delivery=`. Then PUBLISHER has
+        opened it, and only its answer says which delivery the stream has.
         """
         layer = self._layer_of(info.delivery)
         if layer != self._layer_of(opening.spec.delivery):

@@ -1,11 +1,13 @@
-"""The first contact: from a url to the names and addresses of a region's servers.
+"""Finds the names and addresses of a region's servers, starting from a url.
 
-A url has one or more addresses, of any servers of the region: `surecast://host:port,host2:port2`.
-`surecast://` may be left out. The first server that answers returns the addresses of all. Its
-name is not known before, so it gets a HELLO without one, then a query for the servers.
+A url has the addresses of one or more servers of the region: `surecast://host:port,host2:port2`.
+`surecast://` may be left out. The servers are tried in turn; the first one that answers returns the
+addresses of all. Nodes normally begin a connection with a HELLO that names both sides. Here the
+server's name is not known yet, so it gets a HELLO without its name, followed by a query for the
+servers.
 
-A url with a user, password or query is refused, and no message shows these: messages show a url
-only in the form returned by `redacted`.
+A url with a user, password or query is refused. These may be secret, so messages show a url only in
+the form returned by `redacted`.
 """
 
 from __future__ import annotations
@@ -33,12 +35,13 @@ SCHEME: Final = "surecast"
 PORT: Final = 7400
 HIDDEN: Final = "***"
 ADDRESSES_MAX: Final = 64  # in a url
-_EVERYWHERE: Final = ("0.0.0.0", "::")
+_EVERYWHERE: Final = ("0.0.0.0", "::")  # a server with this address listens on all interfaces
 
 QUESTION: Final = "streams/Introduce"
 ANSWER: Final = "streams/Introduced"
-WRONG_TOKEN: Final = ("wrong token", "wrong credential")  # the latter: servers of version 0.1
-FRAMES_MAX: Final = 100  # frames before the answer; bounds the wait if none comes
+# The reasons with which servers refuse a token; those of version 0.1 use the second one.
+WRONG_TOKEN: Final = ("wrong token", "wrong credential")
+FRAMES_MAX: Final = 100  # a server that sends this number of frames without the answer is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,13 @@ class Region:
     """The servers of a region, as reported by one of them."""
 
     name: str
-    replicas: dict[str, Address]  # the one that answered is the first
-    http: dict[str, str]
-    own_host: str  # this machine's address on the connection to them
+    replicas: dict[str, Address]  # by name; the server that answered is the first
+    http: dict[str, str]  # the addresses of their HTTP ports
+    own_host: str  # this machine's address on the connection to the server
 
 
 class HttpAnswer(PeerError):
-    """The answer is HTTP: the port is not a data port."""
+    """The server answered with HTTP, so this is not its data port."""
 
 
 def parse_url(url: str) -> list[Address]:
@@ -80,9 +83,10 @@ def parse_url(url: str) -> list[Address]:
 
 
 def redacted(url: str) -> str:
-    """`url` without its possible secrets: users, passwords and queries.
+    """`url` without users, passwords and queries, which may be secret.
 
-    Everything up to the last @ is left out, because a password may have commas and question marks.
+    Everything up to the last @ is left out, because a password may contain commas and question
+    marks.
     """
     before, separator, after = url.partition("://")
     scheme, rest = (before + separator, after) if separator else ("", url)
@@ -93,7 +97,7 @@ def redacted(url: str) -> str:
 
 
 def show_url(addresses: Iterable[Address]) -> str:
-    """A url of these addresses, each once."""
+    """A url with these addresses, without repetitions."""
     return f"surecast://{','.join(map(show_address, dict.fromkeys(addresses)))}"
 
 
@@ -155,8 +159,8 @@ def _describe(problem: Exception) -> str:
 
 
 def _region(introduced: Any, host: str, own_host: str) -> Region:
-    """The region in a server's answer. A server that listens on all addresses is reached at `host`,
-    where this one answered."""
+    """The region as described by a server's answer. For servers that listen on all interfaces, the
+    address is `host`, the one at which this server has answered."""
     if not introduced.replicas:
         raise PeerError("it knows of no servers")
 
@@ -176,10 +180,10 @@ def _region(introduced: Any, host: str, own_host: str) -> Region:
 
 
 async def _introduction(host: str, port: int, codec: Codec, token: str) -> tuple[Any, str]:
-    """The answer of the server at an address about its region (streams/Introduced), and our own
-    host.
+    """Connect to a server and query it for the servers of its region. Returns its answer (a
+    streams/Introduced message), and this machine's address on the connection.
 
-    Raises WrongToken if it refuses the token, PeerError for any other answer.
+    Raises WrongToken if the server refuses the token, PeerError for any other answer.
     """
     reader, writer = await asyncio.open_connection(host, port)
     try:
@@ -209,6 +213,7 @@ async def _introduction(host: str, port: int, codec: Codec, token: str) -> tuple
 
 
 async def _answer(reader: asyncio.StreamReader, codec: Codec) -> Any:
+    """Read frames until the answer; other messages of the server are ignored."""
     for _ in range(FRAMES_MAX):
         frame = await _frame(reader, codec)
         if len(frame) == hello.MARK_SIZE and frame in (hello.BEAT, hello.BYE):
@@ -236,6 +241,7 @@ async def _frame(reader: asyncio.StreamReader, codec: Codec) -> bytes:
 
 
 async def _or_eof(reading: Awaitable[T]) -> T:
+    """The result of a read. If the connection ended, raises the error that describes how."""
     try:
         return await reading
     except asyncio.IncompleteReadError as short:

@@ -1,6 +1,8 @@
-"""A program's connection to a region: server addresses, control node, outboxes.
+"""Endpoint: a program's connection to a region.
 
-It is used by the client, and by servers for events received by HTTP.
+It has the addresses of the region's servers, the control node, and an *outbox* for each stream that
+the program publishes to: the events that are not acknowledged yet. The client uses it, and so does
+a server for events received by HTTP.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ log = logging.getLogger("surecast.client")
 
 
 class Endpoint:
-    """A connection to a region (see the module). Use it in its event loop's thread.
+    """A connection to a region (see the module). Must be used in its event loop's thread.
 
-    `broken` is called when a machine has failed, after all calls that wait for the control node
-    have got an error.
+    `broken` is called when the state machine of a node has failed, which is a bug. All calls that
+    wait for the control node have got an error before that.
     """
 
     def __init__(
@@ -49,7 +51,8 @@ class Endpoint:
         self.control = Control()
         self.deliveries = registry.deliveries()  # by name
         self.outboxes: dict[LogId | tuple[LogId, bytes], Outbox] = {}
-        self.is_wanted: Callable[[], bool] = lambda: False  # whether others than `control` use it
+        # Whether the connection is needed although the control node has nothing to do.
+        self.is_wanted: Callable[[], bool] = lambda: False
         self._on_broken = broken
         self._watchdog: asyncio.Task[None] | None = None
 
@@ -85,15 +88,17 @@ class Endpoint:
             await self.control.node.stop()
 
     def _broken(self, problem: BaseException) -> None:
-        """Called when a machine has raised, which is a bug of ours: fail all waiting calls."""
+        """Called when a state machine has raised an exception, which is a bug: fail all waiting
+        calls."""
         text = f"the client stopped after an internal error, please report it: {problem!r}"
         self.control.fail(text)
         self._on_broken(text)
 
     async def _watch_region(self) -> None:
-        """When no server can be reached any more, request their addresses from those of the url."""
+        """Run in the background: while no server is connected, request the addresses of the servers
+        again, from the addresses in the url."""
         period = self.options.rediscover_every_ns / SECOND
-        logged = False  # whether it was logged that the token is wrong now
+        logged = False  # whether it was logged that the servers refuse the token
         while True:
             await asyncio.sleep(period)
             if (self.control.busy or self.is_wanted()) and not self.link.is_connected():
@@ -119,8 +124,8 @@ class Endpoint:
         return opened.info
 
     def _check_spec(self, spec: StreamSpec) -> None:
-        """Raise UsageError or NotSupported for what can be refused without a server."""
-        if not spec.delivery:  # the stream's own, which only the server knows
+        """Raise UsageError or NotSupported if the spec is invalid for any server."""
+        if not spec.delivery:  # that of the existing stream, which only the server knows
             if spec.options:
                 raise UsageError("options= belong to a delivery: name it with delivery=")
             return
@@ -143,12 +148,14 @@ class Endpoint:
         return verb in self.delivery_of(info).verbs
 
     def check_verb(self, info: StreamInfo, verb: str, call: str) -> None:
-        """Raise NotSupported if the stream's delivery lacks a verb; `call` is the user's call."""
+        """Raise NotSupported if the stream's delivery does not support a feature (one of
+        `core.endpoint.VERBS`). `call` is the user's call, for the message."""
         delivery = self.delivery_of(info)
         if verb not in delivery.verbs:
             raise not_supported(call, delivery)
 
     def outbox(self, info: StreamInfo) -> Outbox:
+        """The outbox of a stream; created with the first call."""
         outbox = self.outboxes.get(info.stream_id)
         if outbox is None:
             outbox = Outbox(info.name, info.stream_id, self.control, self.options)
@@ -156,7 +163,8 @@ class Endpoint:
         return outbox
 
     def named_outbox(self, info: StreamInfo, publisher: bytes, pub_no: int) -> Outbox:
-        """A new outbox with the user's publisher id; replaces an earlier one with the same id."""
+        """A new outbox for a named publisher, with its id and its next number (`Stream.named`). It
+        replaces an earlier outbox of the same publisher."""
         self.check_verb(info, "publisher", "a named publisher")
         earlier = self.outboxes.get((info.stream_id, publisher))
         if earlier is not None and earlier.unacknowledged:
@@ -171,13 +179,13 @@ class Endpoint:
         return outbox
 
     def acknowledged_end(self, stream: LogId) -> int:
-        """The first position of a stream after all acknowledged events of this program."""
+        """The position after the last event of a stream that was acknowledged to this program."""
         own = (outbox for outbox in self.outboxes.values() if outbox.stream == stream)
         return max((outbox.acknowledged_end for outbox in own), default=1)
 
     async def flush(self) -> None:
-        """Wait until everything published is acknowledged; raise errors of `publish_soon` since the
-        last call."""
+        """Wait until all published events are acknowledged or have failed. Raises the errors of
+        `publish_soon` since the last call."""
         outboxes = list(self.outboxes.values())
         if outboxes:
             await asyncio.wait([outbox.flushed() for outbox in outboxes])
@@ -192,21 +200,22 @@ async def send(outbox: Outbox, chunk: Chunk) -> asyncio.Future[tuple[int, int]]:
     """Publish a batch; returns when there is room for it. The future gets its positions."""
     sent, placed = outbox.publish_batch(chunk.batch, chunk.nbytes)
     await placed
-    await asyncio.sleep(0)  # so that it is sent before the next batch is built
+    await asyncio.sleep(0)  # lets the node send this batch before the caller builds the next one
     assert sent.whole is not None
     return sent.whole
 
 
-Sent = list["asyncio.Future[tuple[int, int]]"]  # of batches: each gets its positions
+Sent = list["asyncio.Future[tuple[int, int]]"]  # a future for each batch, which gets its positions
 
 
 async def send_all(
     outbox: Outbox, chunks: Iterable[Chunk], sent: Sent | None = None
 ) -> list[tuple[int, int]]:
-    """Publish batches in order; returns their positions once all are acknowledged.
+    """Publish batches in order; returns their positions when all are acknowledged.
 
     If some fail, the error has the positions of the others (`acknowledged`). The future of each
-    batch that was accepted is added to `sent`, for a caller that may stop waiting.
+    batch that was accepted is added to the list `sent`, so that a caller that stops waiting knows
+    which batches were acknowledged.
     """
     ended: Sent = [] if sent is None else sent
     try:
@@ -218,7 +227,7 @@ async def send_all(
     except PublishError as problem:
         problem.acknowledged = acknowledged(ended)
         if any(not _has_result(f) and _maybe_taken(f) for f in ended):
-            problem.maybe_taken = True  # this batch was not sent, but an earlier one was
+            problem.maybe_taken = True  # an earlier batch may have been published
         raise
     finally:
         for future in ended:
@@ -226,7 +235,7 @@ async def send_all(
 
 
 def acknowledged(sent: Sent) -> tuple[tuple[int, int], ...]:
-    """The positions of the acknowledged batches, as half-open runs."""
+    """The positions of the acknowledged batches, as half-open ranges."""
     return tuple(joined(future.result() for future in sent if _has_result(future)))
 
 
@@ -235,6 +244,6 @@ def _has_result(future: asyncio.Future[tuple[int, int]]) -> bool:
 
 
 def _maybe_taken(future: asyncio.Future[tuple[int, int]]) -> bool:
-    """Whether a batch that was sent and has no positions may have been published."""
+    """Whether a batch that was sent and is not acknowledged may have been published."""
     problem = future.exception() if future.done() and not future.cancelled() else None
     return getattr(problem, "maybe_taken", True)

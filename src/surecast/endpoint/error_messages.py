@@ -1,4 +1,7 @@
-"""Error messages for a server's refusals: what they mean and what to do."""
+"""Creates the errors that users get when a server refuses a request.
+
+A refusal contains a short code, `why`. The errors say what it means and what to do.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +49,12 @@ _PUBLISH: Final = {
     "closed": "the client was closed before they were acknowledged: they may have been published",
     "not-sent": "the client was closed while they were waiting for room: they were not sent",
 }
+# Codes after which the events may have been published nevertheless.
 _MAYBE_TAKEN: Final = ("owner-unreachable", "expired", "history-lost", "closed")
 
 
 def publish_error(stream: str, why: str) -> PublishError:
+    """The error for a publish to a stream that has failed with the code `why`."""
     if why == "owner-unreachable":
         return OwnerUnreachable(
             f"the region that owns {stream!r} cannot be reached, so it is not known whether it "
@@ -64,6 +69,7 @@ def publish_error(stream: str, why: str) -> PublishError:
 
 
 def open_error(opened: Opened, spec: StreamSpec) -> SurecastError:
+    """The error for a stream that could not be opened or created with `spec`."""
     name = opened.name
     match opened.why:
         case "config-mismatch":
@@ -117,7 +123,7 @@ def _mismatch(name: str, info: StreamInfo | None, spec: StreamSpec) -> StreamCon
 
 
 def not_supported(call: str, delivery: Delivery) -> NotSupported:
-    """`call` is the user's call or argument, such as "collect()"."""
+    """The error for a call or argument, such as "collect()", that a delivery does not support."""
     return NotSupported(f"{call} is not supported by delivery={delivery.name!r}")
 
 
@@ -136,6 +142,8 @@ def bad_name(name: str) -> str:
 
 
 def subscription_error(what: str, why: str) -> SurecastError:
+    """The error for a refused query or request of a subscription. `what` is the name of the
+    subscription or stream, or the pattern."""
     match why:
         case "fenced":
             return Fenced(

@@ -1,9 +1,10 @@
-"""Makes clients unusable in forked children.
+"""Makes the calls of a client fail in a child process that was forked from the client's process.
 
-A child process has copies of the parent's objects, but not its threads, and it shares the parent's
+A forked child has copies of the parent's objects, but not its threads, and it shares the parent's
 sockets: bytes written by the child would corrupt the parent's frames. So right after the fork all
-open objects are marked in the child, and each call raises instead of waiting for a thread that does
-not exist. Publishing and reading of single events need no check.
+open objects are marked in the child, and each call of them raises a UsageError. Otherwise it might
+wait for a thread that does not exist. The fast paths of publishing and reading need no check of
+their own.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ _open: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
 
 def watch(forkable: Forkable) -> None:
-    """Have its `_on_fork` called in every child that is forked from now on."""
+    """Have the object's `_on_fork` called in every child that is forked from now on."""
     _open.add(forkable)
 
 
 def forked() -> UsageError:
+    """The error that calls raise in a forked child."""
     return UsageError(
         "this client was connected before the process forked, and its connection belongs to the "
         "parent. Connect again in the child: surecast.connect(...), surecast.sync.connect(...), or "

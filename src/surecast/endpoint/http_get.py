@@ -1,4 +1,7 @@
-"""HTTP requests to a server, sent directly and not through a proxy of this machine."""
+"""Sends an HTTP request to a server, for `surecast status`, `surecast up` and Spark.
+
+Proxies configured on this machine are not used.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ _DIRECT: Final = build_opener(ProxyHandler({}))
 
 
 def http_get(url: str, token: str = "", *, patience_s: float) -> bytes:
-    """The body of the answer. Raises OSError if there is no complete answer, and HTTPError (a
-    subclass) if the request is refused."""
+    """The body of the answer. Raises OSError if there is no complete answer, and its subclass
+    HTTPError if the server refuses the request."""
     request = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
         with _DIRECT.open(request, timeout=patience_s) as answer:

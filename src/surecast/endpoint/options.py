@@ -1,4 +1,4 @@
-"""Bounds and time-outs of a client. The defaults suit most programs."""
+"""ClientOptions: the bounds and time-outs of a client. The defaults suit most programs."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,30 +22,36 @@ class ClientOptions:
     """
 
     # Publishing, for each stream.
-    # publish_soon: how long the first event of a batch waits for others.
+    # How long the first event of a publish_soon batch waits for others.
     linger: float | timedelta = 0.001
-    batch_rows_max: int = 4096  # events a batch
-    batch_bytes_max: int = 512 << 10  # their keys and values; a larger event is a batch by itself
-    event_bytes_max: int = 8 << 20  # one event, key and value
-    outbox_bytes_max: int = 32 << 20  # not acknowledged yet: publish waits, publish_soon raises
-    outbox_batches_max: int = 64  # ... and sent; further batches wait in the client
+    batch_rows_max: int = 4096  # events in a batch
+    # Size of keys and values in a batch; a larger event is a batch by itself.
+    batch_bytes_max: int = 512 << 10
+    event_bytes_max: int = 8 << 20  # size of the key and value of one event
+    # Size of all events that are not acknowledged. Above it, publish waits and publish_soon raises.
+    outbox_bytes_max: int = 32 << 20
+    # Batches that are sent and not acknowledged; further batches wait in the client.
+    outbox_batches_max: int = 64
 
     # Reading, for each subscription.
-    buffer_bytes_max: int = 8 << 20  # received and not read yet; above it, the server stops sending
-    turn_rows_max: int = 4096  # events read before other tasks of the program get a turn
-    ack_every: float | timedelta = 0.05  # named: how long an acknowledgement waits for others
+    # Size of events that are received and not read yet. Above it, the server stops sending.
+    buffer_bytes_max: int = 8 << 20
+    turn_rows_max: int = 4096  # events that are read before other tasks of the program may run
+    # How long acknowledgements of a named subscription are collected before they are sent.
+    ack_every: float | timedelta = 0.05
     readers_max: int = 256  # connections of this client for reading
-    streams_max: int = 10_000  # matched by one pattern
-    read_bytes_max: int = 256 << 20  # of the table that one read() returns
+    streams_max: int = 10_000  # streams that one pattern may match
+    read_bytes_max: int = 256 << 20  # size of the table that one read() returns
 
     # The region.
-    connect_timeout: float | timedelta = 3.0  # for the handshake with one address
+    connect_timeout: float | timedelta = 3.0  # time for the handshake with one address
     # While no server can be reached, the interval between attempts with the url's addresses.
     rediscover_every: float | timedelta = 2.0
     close_timeout: float | timedelta = 10.0  # how long closing waits for acknowledgements
-    # Publishing fails if the stream's owner region is unreachable for this long.
+    # Publishing fails if the stream's owner region is unreachable for this time.
     owner_timeout: float | timedelta = 10.0
-    insecure: bool = False  # mesh, some deliveries: listen beyond this machine, unencrypted
+    # Allow readers that listen (mesh, some deliveries) beyond this machine, without encryption.
+    insecure: bool = False
 
     def validate(self) -> None:
         for key in ("linger", "ack_every"):
@@ -86,7 +92,7 @@ class ClientOptions:
     def __post_init__(self) -> None:
         self.validate()
 
-    # ------------------------------------------------------------ for the code inside
+    # ------------------------------------------------------------ durations in nanoseconds
 
     @property
     def linger_ns(self) -> int:

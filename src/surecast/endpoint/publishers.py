@@ -1,17 +1,24 @@
-"""Publishing to one stream: events become batches, which are sent in order, within bounds.
+"""Outbox: publishes to one stream, in batches that are sent in order.
 
-Single events are collected in a *draft*. It is sealed into a batch when it is full, when its first
-event has waited for `linger` (`publish_soon`), or at once (`publish`), together with events that
-other tasks publish in the same turn of the loop. While the maximum of batches is in flight, the
-draft is not sealed unless full, so batches grow under load.
+Single events are collected in a *draft*, which is then *sealed*: made into a batch and sent. A
+draft is sealed
 
-The bytes of unacknowledged events are bounded. A `publish` without room is queued, and gets its
-place in the stream when there is room; if its caller gives up before, nothing is published.
+* when the next event does not fit into it;
+* if it has an event of `publish`: at once if no other batch is in flight, otherwise at the end of
+  the current turn of the event loop, so that other tasks can add events to it in this turn;
+* if it has only events of `publish_soon`: when the first one has waited for `ClientOptions.linger`.
 
-A *named* outbox publishes with a publisher id and numbers that its user keeps elsewhere. The
-stream's owner recognises batches that were published before with the same numbers, and does not
-publish them again. After a failure the outbox accepts nothing more, because a number must never be
-used for another batch.
+While `outbox_batches_max` batches are in flight (sent and not acknowledged), only the first rule
+applies, so batches grow under load.
+
+The size of unacknowledged events is bounded (`outbox_bytes_max`). If there is no room for an event
+of `publish`, the event is queued, and gets its place in the stream when there is room. If its
+caller stops waiting before that, it is not published.
+
+A *named* outbox publishes for a named publisher, which numbers its events itself (`Stream.named`).
+The stream's owner recognises batches that were published before with the same numbers, and does not
+publish them again. After a failure the outbox accepts nothing more, because the numbers of the
+failed batch must never be used for other events.
 """
 
 from __future__ import annotations
@@ -34,9 +41,10 @@ from surecast.errors import Closed, PublishError, QueueFull, UsageError
 
 __all__ = ["EVENT_OVERHEAD", "Outbox"]
 
-EVENT_OVERHEAD: Final = 16  # bytes counted for an event in addition to its own
+EVENT_OVERHEAD: Final = 16  # bytes that are counted for an event in addition to its own size
 
-_IDLE, _LINGERS, _SOON = 0, 1, 2  # when the draft will be sealed
+# When the draft will be sealed: no time is set, after `linger`, at the end of this turn.
+_IDLE, _LINGERS, _SOON = 0, 1, 2
 
 
 class InFlight:
@@ -47,14 +55,16 @@ class InFlight:
     def __init__(self, batch: Batch, nbytes: int) -> None:
         self.batch = batch
         self.nbytes = nbytes
-        self.waiters: list[tuple[int, asyncio.Future[int]]] = []  # row → its position
-        self.whole: asyncio.Future[tuple[int, int]] | None = None  # the batch's positions
-        self.soon = 0  # events of publish_soon; `flush` reports their failure
+        # Events of `publish`: the row in the batch, and the future that gets its position.
+        self.waiters: list[tuple[int, asyncio.Future[int]]] = []
+        # Of `publish_batch`: the future that gets the batch's first position and its end.
+        self.whole: asyncio.Future[tuple[int, int]] | None = None
+        self.soon = 0  # the number of events of publish_soon; `flush` raises their errors
         self.marks: list[FlushPoint] = []
 
 
 class FlushPoint:
-    """A point in the outbox; done when all batches before it are acknowledged or have failed."""
+    """A call of `flushed`: waits until all batches before the call are acknowledged or failed."""
 
     __slots__ = ("future", "left")
 
@@ -70,9 +80,9 @@ class FlushPoint:
 
 class Outbox:
     """Publishes to one stream (see the module). All `Stream` objects of a client for the same
-    stream share one.
+    stream share one outbox.
 
-    `named`: a publisher's id (see protocols/chain/dedup.py) and its next number.
+    `named` is the id of a named publisher (see protocols/chain/dedup.py) and its next number.
     """
 
     def __init__(
@@ -86,8 +96,8 @@ class Outbox:
         self.name = name
         self.stream = stream
         self.options = options
-        self.nbytes = 0  # of all unacknowledged events
-        self.acknowledged_end = 1  # the first position after all acknowledged ones
+        self.nbytes = 0  # size of all unacknowledged events
+        self.acknowledged_end = 1  # the position after the last acknowledged event
         self._rows_max = options.batch_rows_max
         self._draft_room = min(options.batch_bytes_max, options.event_bytes_max)
         self._room = options.outbox_bytes_max
@@ -97,23 +107,26 @@ class Outbox:
         self._new_draft()
         self._due = _IDLE
         self._timer: asyncio.Handle | None = None
-        self._queue: deque[InFlight] = deque()  # sealed, waiting for others to be acknowledged
-        self._in_flight: dict[InFlight, None] = {}  # all that have not ended, in order
-        self._under_way = 0  # batches offered to the control node
+        self._queue: deque[InFlight] = deque()  # sealed, and not given to the control node yet
+        # All sealed batches that are neither acknowledged nor failed, in order.
+        self._in_flight: dict[InFlight, None] = {}
+        self._under_way = 0  # the number of batches given to the control node
+        # Events and batches that wait for room: size, future, and the function that adds them.
         self._blocked: deque[tuple[int, asyncio.Future[int], Callable[[], None]]] = deque()
         self._error: PublishError | None = None
         self._errors = 0  # events of publish_soon that failed
         self._stopped = self._forked = False
         self._named = named
-        self._failure = ""  # why a named outbox accepts no more
+        self._failure = ""  # why a named outbox accepts nothing more
         watch(self)
 
     def _new_draft(self) -> None:
         self.values: list[bytes] = []
-        self._keys: list[bytes | None] | None = None  # of all values, from the first key on
+        # A list as long as `values`, once an event of the draft has a key; the same for tags.
+        self._keys: list[bytes | None] | None = None
         self._tags: list[bytes | None] | None = None
         self._draft_bytes = 0
-        self._waiters: list[tuple[int, asyncio.Future[int]]] = []
+        self._waiters: list[tuple[int, asyncio.Future[int]]] = []  # see InFlight
 
     @property
     def unacknowledged(self) -> int:
@@ -122,17 +135,18 @@ class Outbox:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether calls wait for room: later ones have to wait behind them."""
+        """Whether calls wait for room. Later calls have to wait until these were added."""
         return bool(self._blocked)
 
     def waits_for_room(self, future: asyncio.Future[int]) -> bool:
-        """Whether a `publish` still waits for room; cancelled now, its event is not published."""
+        """Whether the event of a `publish` still waits for room. If its future is cancelled now,
+        the event is not published."""
         return any(future is other for _, other, _ in self._blocked)
 
     # ------------------------------------------------------------ taking events
 
     def size_of(self, value: bytes, key: bytes | None, tag: bytes | None) -> int:
-        """The bytes that an event counts for. Raises UsageError if it cannot be published."""
+        """The size with which an event is counted. Raises UsageError if it cannot be published."""
         self._check()
         for what, data in (("value", value), ("key", key), ("tag", tag)):
             if type(data) is not bytes and (data is not None or what == "value"):
@@ -183,8 +197,8 @@ class Outbox:
     def publish_soon(self, value: bytes, key: bytes | None, tag: bytes | None) -> None:
         """Add an event, or raise QueueFull if there is no room.
 
-        Most events are added to a draft that has begun and is far from any bound; the first part
-        below is a fast path for these.
+        The first part is a fast path for the usual case: the draft has events already and is not
+        full.
         """
         keys = self._keys
         if (
@@ -216,7 +230,7 @@ class Outbox:
         self.accept(value, key, tag, size)
 
     def accept(self, value: bytes, key: bytes | None, tag: bytes | None, size: int) -> None:
-        """`publish_soon` without a check for room, which the caller has done."""
+        """The same as `publish_soon`, for a caller that has checked that there is room."""
         self._append(value, key, tag, size)
         if self._due == _IDLE:
             self._due = _LINGERS
@@ -249,8 +263,8 @@ class Outbox:
     # ------------------------------------------------------------ sealing
 
     def _seal_soon(self) -> None:
-        """Seal the draft at the end of this turn of the loop, so that other tasks can add to it; at
-        once if nothing is in flight."""
+        """Seal the draft at the end of this turn of the event loop, so that other tasks can add
+        events to it. If no batch is in flight, seal it at once."""
         if not self._in_flight:
             self.seal()
         elif self._due != _SOON:
@@ -263,10 +277,10 @@ class Outbox:
         self._timer = None
         if self._has_room():
             self.seal()
-        # Else it stays due, and the next acknowledgement seals it.
+        # Otherwise `_due` stays set, and the draft is sealed after the next acknowledgement.
 
     def seal(self) -> None:
-        """Make the draft a batch and send it."""
+        """Make the draft into a batch and send it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -293,10 +307,11 @@ class Outbox:
         self._pump()
 
     def _pump(self) -> None:
+        """Give sealed batches to the control node, up to the maximum in flight."""
         while self._has_room():
             if not self._queue:
                 if self._due != _IDLE and self._timer is None:
-                    self.seal()  # comes back here
+                    self.seal()  # which calls `_pump` again
                 return
             sent = self._queue.popleft()
             self._under_way += 1
@@ -308,8 +323,7 @@ class Outbox:
     # ------------------------------------------------------------ whole batches
 
     def publish_batch(self, batch: Batch, size: int) -> tuple[InFlight, asyncio.Future[int]]:
-        """Add a batch, now or when there is room; the future is done when it is added.
-
+        """Add a batch, now or when there is room. The returned future is done when it is added;
         `whole` of the returned InFlight gets the batch's positions.
         """
         self._check()
@@ -333,6 +347,7 @@ class Outbox:
     # ------------------------------------------------------------ results
 
     def _ended(self, sent: InFlight, result: Acked | Failed) -> None:
+        """Called when a batch is acknowledged or has failed."""
         self._under_way -= 1
         self.nbytes -= sent.nbytes
         del self._in_flight[sent]
@@ -364,20 +379,20 @@ class Outbox:
             self._errors += sent.soon
 
     def _unblock(self) -> None:
-        """Add waiting events and batches, as far as there is room."""
+        """Add events and batches that wait for room, as far as there is room now."""
         while self._blocked:
             size, future, take = self._blocked[0]
             if self.nbytes and self.nbytes + size > self.options.outbox_bytes_max:
                 return
             self._blocked.popleft()
-            if not future.done():  # else its caller has given up
+            if not future.done():  # otherwise its caller has stopped waiting
                 take()
 
     # ------------------------------------------------------------ flush
 
     def flushed(self) -> asyncio.Future[None]:
-        """A future that is done when everything published so far, including what waits for room,
-        is acknowledged or has failed."""
+        """A future that is done when all events published so far are acknowledged or have failed,
+        including those that wait for room."""
         future: asyncio.Future[None] = self._loop.create_future()
         if self._blocked:
             queued: asyncio.Future[int] = self._loop.create_future()
@@ -396,7 +411,7 @@ class Outbox:
             mark.one_ended()
 
     def take_error(self) -> PublishError | None:
-        """The first error of events of `publish_soon` since the last call, or None."""
+        """The first error of `publish_soon` events since the last call of this method, or None."""
         error, count = self._error, self._errors
         self._error, self._errors = None, 0
         if error is not None:
@@ -404,7 +419,8 @@ class Outbox:
         return error
 
     def stop(self) -> None:
-        """Called when the client closes: refuse what waits for room, and everything later."""
+        """Called when the client closes: events that wait for room fail, and new ones are
+        refused."""
         self._stopped = True
         self.seal()
         blocked, self._blocked = self._blocked, deque()

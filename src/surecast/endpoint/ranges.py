@@ -1,14 +1,14 @@
-"""Reads ranges of positions as batches, over one connection: for programs that split streams.
+"""RangeReader: reads a range of positions of a stream as batches. The tasks of Spark use it.
 
     async with RangeReader(parse_url(url)) as reader:
         async for pieces in reader.read(stream_id, 1, 1_000_000): ...
 
-A piece is a batch, or `Lost`: positions that no server has any more. Pieces follow each other
-without a gap.
+A piece is a batch, or `Lost`: positions that no server has any more. The pieces cover the range
+without gaps.
 
 A subscription follows streams until it is closed. A task of a batch job, in contrast, needs a fixed
-range in whole batches, and an error instead of an endless wait. There is no control node: the task
-gets the stream's id from the program that planned the job.
+range, and an error instead of an endless wait. It needs no control node, because it gets the
+stream's id from the program that planned the job.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = ["Piece", "RangeReader", "ShortError", "StallError"]
 
 Piece = Batch | Lost
 
-ROWS: Final = 20_000  # rows after which `read` yields, even if more are there
-AGAIN_S: Final = 0.25  # pause after a failed first contact
+ROWS: Final = 20_000  # after this number of rows `read` yields, even if more have been received
+AGAIN_S: Final = 0.25  # pause after a failed attempt to find the region's servers
 
 
 class ShortError(SurecastError):
-    """The region does not have the positions: `end` is the stream's end there, or 0 if the stream
-    is unknown."""
+    """The region does not have the requested positions. `end` is the end of the stream in this
+    region, or 0 if the region does not know the stream."""
 
     def __init__(self, message: str, end: int) -> None:
         super().__init__(message)
@@ -55,7 +55,8 @@ class StallError(SurecastError):
 
 
 class RangeReader:
-    """Reads ranges (see the module). Use it in its event loop's thread, one `read` at a time."""
+    """Reads ranges (see the module), one `read` at a time. Must be used in the event loop's
+    thread."""
 
     node: Node
 
@@ -71,10 +72,11 @@ class RangeReader:
         self._link = RegionLink(addresses, token, self._options, self._fail)
         self._patience_s = patience_s
         self._inbox: deque[Piece] = deque()
-        self._nbytes = 0
-        self._held = False
-        self._short: int | None = None  # `end` of the last Short without progress since
-        self._has_ended = False  # the stream was deleted, and ends there: no position will come
+        self._nbytes = 0  # size of the batches in the inbox
+        self._held = False  # whether the node was told to request nothing more (Hold)
+        # The end of the stream, as servers reported it (Short) since something was last received.
+        self._short: int | None = None
+        self._has_ended = False  # the stream was deleted; no further position will be received
         self._problem: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -100,7 +102,8 @@ class RangeReader:
         await self.node.stop()
 
     async def _discover(self) -> Region:
-        """Find the region's servers; retry, because the region may just be restarting."""
+        """Find the region's servers. Failed attempts are repeated for `patience_s`, because the
+        region may just be restarting."""
         ends_s = time.monotonic() + self._patience_s
         while True:
             try:
@@ -111,11 +114,13 @@ class RangeReader:
             await asyncio.sleep(AGAIN_S)
 
     async def read(self, stream: LogId, lo: int, hi: int) -> AsyncIterator[list[Piece]]:
-        """The pieces of [lo, hi), cut at its ends, some at a time.
+        """The pieces of [lo, hi), in lists of one or more. Pieces that extend beyond the range are
+        cut.
 
-        Raises ShortError if the servers do not have it, StallError if none of them answers, both
-        only after `patience_s`: a region that was cut off may be catching up. For a deleted stream
-        that ends before the range, ShortError is raised at once.
+        Raises ShortError if the servers do not have the range, and StallError if no server answers.
+        Both are raised only after `patience_s` without progress, because a region that was cut off
+        may be catching up. If the stream was deleted and ends before the range does, ShortError is
+        raised at once.
         """
         self._inbox.clear()
         self._nbytes, self._held, self._short, self._has_ended = 0, False, None, False
@@ -148,8 +153,8 @@ class RangeReader:
         return taken
 
     async def _wait(self) -> float:
-        """Wait until something is received; returns the seconds waited. Returns after
-        `rediscover_every` at the latest, after looking for servers if none is connected."""
+        """Wait until something is received, but at most for `rediscover_every`. If no server is
+        connected then, look for servers. Returns the seconds waited."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         self._waiter = loop.create_future()
@@ -197,7 +202,8 @@ class RangeReader:
             self._take_loss(event)
 
     def _take_loss(self, loss: Lost) -> None:
-        """Add a lost range; adjacent ones are joined, so that they do not fill the inbox."""
+        """Add a lost range. It is joined with an adjacent one before it, so that many small ranges
+        do not fill the inbox."""
         self._short = None
         before = self._inbox[-1] if self._inbox else None
         if isinstance(before, Lost) and before.hi == loss.lo:

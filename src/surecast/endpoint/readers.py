@@ -1,7 +1,10 @@
-"""The nodes that read: each runs the reader of one delivery, for any number of its streams.
+"""The nodes with which a client reads streams, and their distribution to subscriptions.
 
-A node follows a stream only once, so two subscriptions to one stream at different positions need
-two readers. Readers of single streams are shared between subscriptions and kept when these end; a
+A *reader* is a node that runs the reading side of one delivery (`Delivery.reader`). It follows any
+number of streams, but each only once. So two subscriptions to the same stream, which may be at
+different positions, need two readers.
+
+Subscriptions to single streams share readers, which are kept when the subscriptions end. A
 subscription by pattern has readers of its own, one for each delivery.
 """
 
@@ -25,7 +28,8 @@ __all__ = ["Reader", "Readers", "Taker"]
 
 
 class Taker(Protocol):
-    """Receives the batches, lost ranges and the end of a stream from a reader, in their order."""
+    """Gets the batches, the lost ranges and the end of a stream from a reader, in their order. The
+    buffer of a subscription is a taker."""
 
     def take_in(self, stream: LogId, batches: tuple[Batch, ...]) -> None: ...
 
@@ -35,16 +39,16 @@ class Taker(Protocol):
 
 
 class Reader:
-    """One node that runs the reader of one delivery, and the receiver of each of its streams."""
+    """One reader (see the module), and the taker of each of its streams."""
 
     node: Node
 
     def __init__(self, delivery: str, shared: bool) -> None:
         self.delivery = delivery
-        self.shared = shared  # may serve several subscriptions
+        self.shared = shared  # whether it may serve several subscriptions
         self.takers: dict[LogId, Taker] = {}
 
-    # The node calls these two while it performs the effects of a step, in the order of the effects.
+    # The node calls these two methods while it performs the effects of a step, in their order.
 
     def on_deliver(self, stream: LogId, batches: tuple[Batch, ...]) -> None:
         taker = self.takers.get(stream)
@@ -60,6 +64,7 @@ class Reader:
                 taker.take_ended(event.stream)
 
     def claim(self, stream: LogId, taker: Taker) -> None:
+        """Reserve the stream for a taker, which may then `follow` it until `release`."""
         self.takers[stream] = taker
 
     def follow(self, stream: LogId, start: int) -> None:
@@ -99,11 +104,11 @@ class Readers:
             )
 
     async def lease(self, delivery: Delivery, stream: LogId | None, taker: Taker) -> Reader:
-        """A reader of the delivery that does not follow `stream` yet; the stream is claimed for
-        `taker`.
+        """A reader of the delivery for a subscription.
 
-        With `stream` None: a new reader for the streams of a pattern, which are claimed later; it
-        is not shared with other subscriptions.
+        With a `stream`, it is a shared reader that does not follow this stream, and the stream is
+        claimed for `taker`. With None, it is a new reader for the streams of a pattern, which are
+        claimed later; no other subscription uses it.
         """
         self.check(delivery)
         if stream is not None:
@@ -127,11 +132,11 @@ class Readers:
 
     async def _start(self, reader: Reader, listens: bool) -> None:
         """Start the reader's node. `reader.node` is set before the first await, because another
-        subscription may claim the reader meanwhile."""
+        subscription may use the reader while this call waits."""
         name = f"c-{secrets.token_hex(8)}"
         listen = (self._own_host, 0) if listens else None
         if listen is not None:
-            name = f"{name}@{show_address(listen)}"  # peers find the address in the name
+            name = f"{name}@{show_address(listen)}"  # peers take the address from the name
         reader.node = self._link.node(
             name,
             "reader",

@@ -1,4 +1,4 @@
-"""The connection to a region: the addresses of its servers, and the nodes connected to them."""
+"""RegionLink: the addresses of a region's servers, and the nodes of a client connected to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ __all__ = ["RegionLink"]
 
 
 class RegionLink:
-    """Shared by the nodes of one client. `broken` is called when the machine of a node fails."""
+    """Creates the nodes of one client, which share its addresses, token and options. `broken` is
+    called when the state machine of a node fails."""
 
     region: Region
 
@@ -33,16 +34,17 @@ class RegionLink:
         options: ClientOptions,
         broken: Callable[[BaseException], None],
     ) -> None:
-        self.addresses = addresses  # of the url
+        self.addresses = addresses  # the addresses in the url
         self._token = token
         self._options = options
         self._broken = broken
         self._codec = Codec(message_types())
         self._book = AddressBook()
-        self.nodes: weakref.WeakSet[Node] = weakref.WeakSet()  # created here, and still in use
+        self.nodes: weakref.WeakSet[Node] = weakref.WeakSet()  # the nodes that are still in use
 
     async def discover(self) -> Region:
-        """Request the region's servers and their addresses, for all nodes of this link."""
+        """Request the names and addresses of the region's servers; all nodes of this link use the
+        result."""
         self.region = await discover(
             self.addresses,
             self._codec,
@@ -63,7 +65,7 @@ class RegionLink:
         on_deliver: Callable[[LogId, tuple[Batch, ...]], None] | None = None,
         on_emit: Callable[[Any], None] | None = None,
     ) -> Node:
-        """A new node connected to the region's servers; not started."""
+        """A new node that connects to the region's servers. The caller has to start it."""
         node = _Watched(
             self._broken,
             name,
@@ -83,7 +85,8 @@ class RegionLink:
         return node
 
     def is_connected(self) -> bool:
-        """Whether any node has a session with a server; members of a mesh do not count."""
+        """Whether any node has a session with a server. Sessions with other clients of a mesh are
+        not counted."""
         running = [node for node in self.nodes if node.running]
         return any(
             session.state == UP and peer in self.region.replicas

@@ -1,7 +1,8 @@
-"""Named subscriptions of a region: list, reset and delete them.
+"""Lists, resets and deletes the named subscriptions of a region, for the client and the HTTP port.
 
-The region's head does the work (`protocols/streams/cursors.py`). Requests are repeated until it
-answers, and it recognises repeated ones.
+The head of the region's chain executes the requests (`protocols/streams/cursors.py`). A request is
+repeated until the head answers. A change has a random id, so that the head does not apply a
+repeated request twice.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from surecast.errors import PeerError, UnknownSubscription, UsageError
 
 __all__ = ["AtTime", "Begin", "SubscriptionInfo", "SubscriptionPosition", "Subscriptions"]
 
-STREAMS_MAX: Final = 10_000  # in one reset: its message has to fit into a frame
-ASKED_AT_ONCE: Final = 100  # concurrent queries for the position of a time
+STREAMS_MAX: Final = 10_000  # streams in one reset, so that the message fits into a frame
+ASKED_AT_ONCE: Final = 100  # concurrent queries for the position at a time
 
-# Returns the streams that match a pattern, and the end of each.
+# A function that returns the streams that match a pattern, each with its end.
 Ends = Callable[[str], Awaitable[list[tuple[StreamInfo, int]]]]
 
 
@@ -59,8 +60,8 @@ class Subscriptions:
     async def page(
         self, after: tuple[str, bytes]
     ) -> tuple[list[SubscriptionInfo], tuple[str, bytes] | None]:
-        """The subscriptions after `after` that fit into one answer, and the `after` of the next
-        page (None: this is the last)."""
+        """One page of subscriptions: those after `after` that fit into one answer. Also returns the
+        `after` of the next page, or None if this is the last one."""
         answer = await self._control.ask(WhichCursors("", after))
         infos = subscription_infos(answer.cursors)
         return infos, None if answer.complete else answer.after
@@ -68,8 +69,8 @@ class Subscriptions:
     async def reset(
         self, name: str, begin: Begin, streams: Iterable[str] | None, force: bool
     ) -> dict[str, int]:
-        """Move the subscription to `begin` in `streams` (names or patterns), or if None in all
-        streams that it has a position in. Returns the position in each."""
+        """Move a subscription to `begin` in `streams`, which are names or patterns. With None, move
+        it in all streams in which it has a position. Returns the position in each stream."""
         states = await self._existing(name)
         if streams is None:
             known = [position for state in states for position in state.positions]
@@ -94,11 +95,12 @@ class Subscriptions:
         return seqs
 
     async def delete(self, name: str, force: bool) -> None:
-        """Delete the subscription. Raises UnknownSubscription if there is none."""
+        """Delete a subscription. Raises UnknownSubscription if there is none of that name."""
         await self._existing(name)
         change = secrets.token_bytes(16)
         answer = await self._control.ask(DeleteCursor(name, change, force))
-        if answer.why and answer.why != "unknown-subscription":  # deleted meanwhile
+        # "unknown-subscription" means that it was deleted since the check above.
+        if answer.why and answer.why != "unknown-subscription":
             raise subscription_error(name, answer.why)
 
     # ------------------------------------------------------------ inside

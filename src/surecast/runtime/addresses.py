@@ -1,14 +1,14 @@
-"""Names to addresses, and the sockets to listen on.
+"""Finds the address of a node by its name, and opens the sockets that a node listens on.
 
-A name may contain its address: `c3@127.0.0.1:41234`.
-Mesh clients exchange names only, so a name of that form must be enough to reach its node. An entry
-of the address book takes precedence over the address in the name; that is how a link is routed
+A node's name may contain its address, such as `c3@127.0.0.1:41234`. Clients in a mesh (which send
+events to each other) exchange only names, so such a name must be enough to reach its node. An entry
+of the address book takes precedence over the address in a name. In this way a link can be routed
 through a relay.
 
-Any peer can send any name, and a node sends its credential to every node it connects to. An address
-that comes only from a name is therefore used only on loopback, or if `insecure` is set.
+Any peer can send any name, and a node sends its token to every node that it connects to. Therefore
+an address that is known only from a name is used only on loopback, or if `insecure` is set.
 
-A node listens for TCP and UDP at the same port, so that one address names it.
+A node listens for TCP and UDP at the same port, so that one address is enough.
 """
 
 import socket
@@ -33,8 +33,9 @@ __all__ = [
 
 Address = tuple[str, int]
 
-_TRIES: Final = 50  # a port that the system offers for TCP may be in use for UDP
-_UDP_BUFFER_BYTES: Final = 4 << 20  # holds bursts during a pass; the system may allow less
+_TRIES: Final = 50  # attempts to find a port that is free for TCP and for UDP
+# Large enough for the datagrams that arrive during a pass. The system may allow less.
+_UDP_BUFFER_BYTES: Final = 4 << 20
 
 
 def show_address(address: Address) -> str:
@@ -56,8 +57,8 @@ class AddressBook:
         self._entries.pop(name, None)
 
     def find(self, name: Peer, insecure: bool = False) -> Address | None:
-        """The address of `name`. None if it is unknown or must not be trusted: such a node can
-        only connect to us."""
+        """The address of a node. None if it is unknown or must not be used (see the module); then
+        only that node can open the connection."""
         address = self._entries.get(name)
         if address is None and (address := own_address(name)) is not None:
             return address if insecure or is_loopback(address[0]) else None
@@ -66,7 +67,7 @@ class AddressBook:
 
 @lru_cache(4096)  # called for every datagram
 def own_address(name: Peer) -> Address | None:
-    """The address in a name, behind its last @, or None. `name` may be any text from a peer."""
+    """The address in a name, after its last @, or None. `name` may be any text from a peer."""
     _, at, place = name.rpartition("@")
     host, colon, port = place.rpartition(":")
     if not (at and colon and host and port.isascii() and port.isdigit() and len(port) <= 5):
@@ -77,7 +78,7 @@ def own_address(name: Peer) -> Address | None:
 
 
 def with_address(name: Peer, address: Address) -> Peer:
-    """`name` with `address` in it, in place of the one it had."""
+    """`name` with `address` in it, which replaces the address that it contained."""
     host, port = address
     return f"{name.rpartition('@')[0] or name}@{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -104,7 +105,8 @@ def check_listen(host: str, insecure: bool) -> None:
 
 
 def bind(listen: Address | None, insecure: bool) -> tuple[socket.socket | None, socket.socket]:
-    """A TCP socket (None: the node only connects) and a UDP socket, neither blocking."""
+    """A TCP socket and a UDP socket, both non-blocking, at the address `listen`. With None the node
+    does not listen: there is no TCP socket, and the UDP socket has any port."""
     if listen is None:
         return None, _udp("0.0.0.0" if insecure else "127.0.0.1", 0)
     host, port = listen

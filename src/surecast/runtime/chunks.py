@@ -1,10 +1,11 @@
-"""The receive buffers of a connection.
+"""Chunk: the receive buffer of a TCP connection, and of a node's datagrams.
 
-Batches are views into the memory they were received in, so that memory must not be written to
-while a batch refers to it. A connection fills a chunk from front to back; frames are slices of it,
-without a copy. When the chunk is full, the received part of an unfinished frame is copied to the
-start of the next one. A chunk without any views left is filled again from its start: its pages are
-warm, and a connection with little traffic never needs a second chunk.
+Received bytes are not copied: a batch is a view into the memory that it was received in. So this
+memory must not be overwritten while a batch refers to it. A connection fills a chunk from front to
+back. When the chunk is full, the received part of an unfinished frame is copied to the start of a
+new chunk. If nothing refers to the old chunk any more, it is filled again from its start instead.
+Its pages are in memory already, so this is faster, and a connection with little traffic never needs
+a second chunk.
 """
 
 import sys
@@ -15,12 +16,12 @@ import numpy as np
 __all__ = ["CHUNK_BYTES", "Chunk"]
 
 CHUNK_BYTES: Final = 256 << 10
-_ROOM_MIN: Final = 64 << 10  # with less room receives become short: take a new chunk
+_ROOM_MIN: Final = 64 << 10  # with less room in a chunk, receives would be too small
 
 
 class Chunk:
-    """`view[at:fill]` is received, but not yet taken out as frames. `view` is writable: pass on
-    slices of it only as read-only views."""
+    """A receive buffer (see the module). `view[at:fill]` was received and not taken out as frames
+    yet. `view` is writable, so slices of it may be passed on only as read-only views."""
 
     __slots__ = ("_array", "at", "fill", "view")
 
@@ -32,7 +33,7 @@ class Chunk:
         self._allocate(CHUNK_BYTES)
 
     def room(self, frame_bytes: int) -> memoryview:
-        """The memory to receive into, with room for a whole frame that starts at `at`."""
+        """The memory to receive into. It has room for a frame of `frame_bytes` from `at` on."""
         at, fill, size = self.at, self.fill, len(self.view)
         full = size - fill < _ROOM_MIN or at + frame_bytes > size
         if full or (fill and at == fill):
@@ -44,16 +45,17 @@ class Chunk:
         return self.view[self.fill :]
 
     def _unseen(self) -> bool:
-        """Whether there is no other view of the chunk; each would hold a reference to it."""
+        """Whether no batch or other view refers to the chunk: each would count as a reference."""
         self.view.release()
         unseen = sys.getrefcount(self._array) == 2
         self.view = self._array.data
         return unseen
 
     def _replace(self, frame_bytes: int) -> None:
+        """Continue with a new chunk; the unfinished frame is copied to its start."""
         rest = self.view[self.at : self.fill]
-        # The pages are not touched before bytes arrive: a large claimed length takes address
-        # space, not memory.
+        # The system provides pages only when bytes arrive. So a frame that claims to be large takes
+        # address space, but no memory.
         self._allocate(max(CHUNK_BYTES, frame_bytes))
         self.view[: len(rest)] = rest
         self.at, self.fill = 0, len(rest)

@@ -1,4 +1,4 @@
-"""A node: one machine, run over real sockets by the rules of `core.types`.
+"""A node: runs one state machine over real sockets, by the rules of `core.types`.
 
     book = AddressBook({"b": ("127.0.0.1", 7401)})
     node = Node("a", make_machine, book=book, codec=codec, listen=("127.0.0.1", 7400))
@@ -6,13 +6,15 @@
     node.give(Publish(batch))
     await node.stop()
 
-Any event (bytes, a timer, a completed write, a command) begins a *pass*: the machine is stepped
-with each input in turn and its effects are performed, which may add further inputs. When no input
-is left, everything the machine sent is written, with one write per peer. The machine is never
-stepped from inside an effect, and every input goes through `step`, where the recorder is called.
+Every event begins a *pass*: received bytes, an expired timer, a completed write, or a command of
+the owner. In a pass, the machine is stepped with each input in turn, and its effects are performed,
+which may add further inputs. When no input is left, all messages that the machine sent are written,
+with one write per peer. The machine is never stepped while an effect is performed. Every input goes
+through `step`, which also calls the recorder.
 
-An exception from the machine is a bug of ours. The node then stops as if killed, and `failed`
-raises the exception for tasks that await it. The recording ends with the input that caused it.
+If the machine raises an exception, that is a bug in Surecast. The node then stops as if its process
+had been killed, and tasks that await `failed` get the exception. The recording ends with the input
+that caused it.
 """
 
 import asyncio
@@ -81,14 +83,20 @@ log = logging.getLogger("surecast.runtime")
 
 
 class Recorder(Protocol):
+    """What a node calls to have its inputs and effects recorded (`runtime.recorder`)."""
+
     def step(self, now_ns: int, inp: Any, effects: list[Any]) -> None: ...
 
     def close(self, *, orderly: bool = True) -> None: ...
 
 
 class Node:
-    """One machine over real sockets (see the module). Call all methods in the event loop's
-    thread."""
+    """One machine over real sockets (see the module). All methods must be called in the event
+    loop's thread.
+
+    `on_deliver` is called with the batches of a Deliver effect, `on_emit` with the event of an
+    Emit.
+    """
 
     loop: asyncio.AbstractEventLoop
     machine: Machine
@@ -133,7 +141,7 @@ class Node:
         self.unknown = UnknownMessages(name, self.counters)
         self.address: Address | None = None  # where it listens, once started
         self.pending: deque[Any] = deque()  # inputs not stepped yet
-        self.failed: asyncio.Future[None]  # never done, unless the machine raised
+        self.failed: asyncio.Future[None]  # gets the exception if the machine raises one
         self.running = False
         self._factory = factory
         self._listen = listen
@@ -143,21 +151,21 @@ class Node:
         self._recorder = recorder
         # In tests: check states and invariants of the machine and of sessions (`core.states`).
         self.validate = validate
-        self.met: Counter[str] = Counter()  # transitions, by label
+        self.met: Counter[str] = Counter()  # in tests: transitions between states, by label
         self._on_deliver = on_deliver
         self._on_emit = on_emit
         self._server: asyncio.Server | None = None
         self._clock = ClockWatch(self.limits.clock_jump_ns)
         self._scheduled = False  # whether a pass is scheduled for inputs posted outside a pass
-        self._endings: dict[TimerKey, None] = {}  # keys of AtEndOfPass in this pass
+        self._endings: dict[TimerKey, None] = {}  # keys of the AtEndOfPass effects of this pass
         self._step: Callable[[int, Any], list[Any]]
 
     # ------------------------------------------------------------ start and stop
 
     async def start(self) -> None:
-        """Listen, make the machine and step it with Start.
+        """Listen, create the machine and step it with Start.
 
-        Port 0 in the node's name is replaced by the port chosen by the system.
+        If the node's name contains port 0, it is replaced by the port chosen by the system.
         """
         self.loop = asyncio.get_running_loop()
         self.failed = self.loop.create_future()
@@ -198,13 +206,15 @@ class Node:
         self.settle()
 
     async def stop(self) -> None:
-        """Stop stepping the machine, write what it has sent and stored, then close.
+        """Stop stepping the machine, write the messages and data that it has sent and stored, then
+        close.
 
-        Messages queued for a session that is not up are lost: its peer may never be reachable.
+        Messages for a peer without an established session are lost, because the peer may never be
+        reachable.
         """
         if self.running:
             self.settle()
-        if self.running:  # still: one of the last inputs may have made the machine fail
+        if self.running:  # checked again, because the machine may have failed in `settle`
             self._halt()
             await self.sessions.drain()
             self.sessions.abort()
@@ -213,7 +223,7 @@ class Node:
         self._stop_recording(orderly=True)
 
     def kill(self) -> None:
-        """End as a killed process does: queues are not written, peers get a reset."""
+        """End like a killed process: queues are not written, and connections are reset."""
         if self.running:
             self._halt()
             self.sessions.abort()
@@ -238,6 +248,7 @@ class Node:
             self._recorder = None
 
     def fail(self, problem: Exception) -> None:
+        """Stop after an exception of the machine or the store; `failed` gets it."""
         if not self.running:
             return
         log.critical("%s stops: %r", self.name, problem, exc_info=problem)
@@ -248,18 +259,18 @@ class Node:
     # ------------------------------------------------------------ inputs
 
     def give(self, inp: Input) -> None:
-        """Step the machine with a command of the owner, soon, in a pass of its own. May be called
-        from `on_deliver` and `on_emit`."""
+        """Step the machine with a command of the node's owner. This happens soon, in a pass of its
+        own, so `give` may be called from `on_deliver` and `on_emit`."""
         self.post(inp)
 
     def post(self, inp: Any) -> None:
-        """Add an input to the pass under way, or begin one soon."""
+        """Add an input to the current pass, or to a new pass that begins soon."""
         self._post(len(self.pending), inp)
 
     def post_down(self, peer: Peer) -> None:
-        """Queue PeerDown when a session has ended: before all other inputs, except earlier session
-        events of this peer. Sends from now on go into the next session, and the machine must know.
-        """
+        """Queue PeerDown when a session has ended, before all other inputs except earlier session
+        events of this peer. Messages that the machine sends from now on go into the next session,
+        so it must get PeerDown before it handles other inputs."""
         at = 0
         for place, waiting in enumerate(self.pending, 1):
             if type(waiting) in _PEER_NEWS and waiting.peer == peer:
@@ -274,7 +285,7 @@ class Node:
                 self.loop.call_soon(self._soon)
 
     def press(self, inp: Congested) -> None:
-        """Like `post`, but before all other inputs, except earlier events of the same session."""
+        """Add an input before all others, except earlier events of the same session."""
         if not self.running:
             return
         place = 0
@@ -293,6 +304,7 @@ class Node:
         self.settle()
 
     def _end_pass(self) -> None:
+        """Step the machine with an EndOfPass for each AtEndOfPass that it has requested."""
         endings, self._endings = self._endings, {}
         if self.running:
             self.pending.extend(map(EndOfPass, endings))
@@ -300,7 +312,7 @@ class Node:
 
     def _wake(self) -> None:
         """Called by the store, from any thread, when it has inputs for the machine."""
-        with suppress(RuntimeError):  # the loop has ended before the store
+        with suppress(RuntimeError):  # the event loop is closed already
             self.loop.call_soon_threadsafe(self._collect)
 
     def _collect(self) -> None:
@@ -319,7 +331,7 @@ class Node:
             self._fire(changed)
 
     def settle(self) -> None:
-        """Run a pass until no input is left and everything sent is written."""
+        """Run a pass: until no input is left and all sent messages are written."""
         sessions, datagrams = self.sessions, self.datagrams
         try:
             while True:
@@ -363,11 +375,11 @@ class Node:
             kind = type(effect)
             if kind is not Send:
                 _PERFORM[kind](self, effect)
-                if not self.running:  # the owner stopped the node, in on_deliver or on_emit
+                if not self.running:  # on_deliver or on_emit has stopped the node
                     return
                 continue
             peer = effect.peer
-            if effect.message is not encoded:  # encode a message to several peers only once
+            if effect.message is not encoded:  # a message to several peers is encoded only once
                 encoded = effect.message
                 protocol = _PROTOCOL[type(encoded)]
                 buffers = self.codec.encode(encoded)
@@ -395,8 +407,8 @@ class Node:
                 session.dirty = True
                 sessions.dirty.append(session)
             if session.queued > self.limits.high_water_bytes:
-                # Now and not at the end of the pass: a machine that sends a lot for each input
-                # must see Congested before the next input.
+                # Write now and not at the end of the pass. A machine that sends much for each input
+                # must get Congested before the next input.
                 sessions.relieve(session)
 
     # ------------------------------------------------------------ effects
@@ -432,7 +444,8 @@ class Node:
 
     def _at_end_of_pass(self, effect: AtEndOfPass) -> None:
         if not self._endings:
-            self.loop.call_soon(self._end_pass)  # after reads that are already due
+            # The event loop first handles reads that are already due; they belong to this pass.
+            self.loop.call_soon(self._end_pass)
         self._endings[effect.key] = None
 
     def _cancel_timer(self, effect: CancelTimer) -> None:
@@ -451,6 +464,8 @@ class Node:
 
 
 class _Protocols(dict[type, str]):
+    """The protocol of each message type, computed when it is first needed."""
+
     def __missing__(self, kind: type) -> str:
         self[kind] = protocol = protocol_of(kind)
         return protocol
@@ -462,6 +477,8 @@ _PEER_NEWS = frozenset((PeerUp, PeerDown, Congested, Writable))
 
 
 class _Table(dict[type, Callable[[Node, Any], None]]):
+    """The method that performs each type of effects."""
+
     def __missing__(self, kind: type) -> Callable[[Node, Any], None]:
         raise UsageError(f"{kind.__name__} is not an effect that the runtime performs")
 

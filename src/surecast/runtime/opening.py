@@ -1,17 +1,19 @@
-"""How sessions are established: connection attempts, and which of two connections is kept.
+"""Establishes sessions: connection attempts, and the choice of one if both nodes connect at once.
 
-**Both nodes connect at once.** Each accepts a connection while its own attempt is under way. The
-connection opened by the node with the smaller name takes precedence: that node *parks* the other
-connection and uses it only if its own attempt fails; the other node gives up its own attempt. A
-Hello that was in flight on a connection given up is recognised by its attempt number, so it does
-not end the established session. If it arrives when there is no session, it starts one that cannot
-succeed; after that we connect ourselves if we need a session.
+**Both nodes connect at once.** Each node then accepts a connection while its own attempt is under
+way. The connection opened by the node with the smaller name takes precedence. That node *parks* the
+other connection and uses it only if its own attempt fails; the other node gives up its own attempt.
+A Hello that arrives late, on a connection that was given up, is recognised by its attempt number,
+so it does not end the established session. If it arrives when there is no session, it starts one
+that cannot succeed. After that, this node connects itself if it needs a session.
 
-**A peer opens a new session while ours is still up.** The new session ends the old one, because a
-peer opens one only when it has none. If we are closing the old session, the new connection is
-parked until then: frames that the peer sent on the old one may still be in flight.
+**A peer opens a new session while the old one is still up here.** The new session ends the old one,
+because a peer opens a session only when it has none. If this node is closing the old session, it
+parks the new connection until the old session has ended, because frames that the peer sent in the
+old session may still be in flight.
 
-**After a failed attempt** the next one waits for a pause; what is sent meanwhile is queued.
+**After a failed attempt** the next attempt waits for a pause. Messages that are sent meanwhile are
+queued.
 """
 
 import logging
@@ -34,8 +36,9 @@ __all__ = ["Opening"]
 
 log = logging.getLogger("surecast.runtime")
 
-_REFUSALS_MAX: Final = 64  # connections above the limit, kept only to send the reason
-_QUIET_MAX: Final = 1000  # peers in a pause after a failed attempt; above it, old ones are removed
+# Connections above `connections_max` that are kept for a moment, only to send the reason.
+_REFUSALS_MAX: Final = 64
+_QUIET_MAX: Final = 1000  # above this number of entries, pauses that are over are removed
 
 
 class Opening:
@@ -53,7 +56,8 @@ class Opening:
         self._quiet_until: dict[Peer, int] = {}
 
     def open(self, peer: Peer) -> Session:
-        """A new session with `peer`, for the first send to it; sends wait until it is up."""
+        """A new session with `peer`, opened by the first message to it. Messages wait until the
+        session is up."""
         session = self.sessions.by_peer[peer] = Session(peer)
         session.used = True
         wait_ns = self._quiet_until.get(peer, 0) - time.monotonic_ns()
@@ -70,7 +74,8 @@ class Opening:
             session.timer.cancel()
         address = self.node.find(session.peer)
         if address is None:
-            # Fail later: other sends of the same step belong to this attempt.
+            # The attempt fails in a later turn, because other messages of the same step belong to
+            # it, too.
             session.timer = self.loop.call_later(0, self._unknown, session)
             return
         self._attempts += 1
@@ -114,7 +119,7 @@ class Opening:
         session.dial = None
         if session.state is not OPENING or session.connection is not None:
             connection.session = None
-            connection.abort()  # given up, or the peer's own connection was faster
+            connection.abort()  # we gave the attempt up, or the peer's connection was faster
             return
         session.connection = connection
         self.sessions.moved(session, CONNECTED)
@@ -137,6 +142,7 @@ class Opening:
             self._welcome(connection, hello)
 
     def _welcome(self, connection: Connection, hello: Hello) -> None:
+        """Handle the Hello on a connection that the peer has opened: use, park or drop it."""
         peer = hello.name
         session = self.sessions.by_peer.get(peer)
         if session is not None:
@@ -147,12 +153,12 @@ class Opening:
                 connection.abort()
                 return
             if session.state is UP and session.closing and known and known.life == hello.life:
-                self._park(session, connection)  # frames on the old one may still be in flight
+                self._park(session, connection)  # frames of the old session may be in flight
                 return
             if session.state is UP or session.state is BREAKING:
                 self.counters["sessions_replaced"] += 1
                 self.sessions.down(session, REPLACED)
-                # `down` opens a session if messages waited for it.
+                # `down` has opened a new session if messages wait for it.
                 session = self.sessions.by_peer.get(peer)
             elif current is not None and current.dialled and self.node.name < peer:
                 self._park(session, connection)
@@ -167,7 +173,7 @@ class Opening:
         connection.state = PARKED
 
     def adopt(self, session: Session, connection: Connection) -> None:
-        """Use a connection that the peer has opened for `session`."""
+        """Use a connection that the peer has opened as the connection of `session`."""
         self.call_off(session)
         self.sessions.by_peer[session.peer] = session
         session.connection = connection
@@ -197,7 +203,7 @@ class Opening:
             self.sessions.settle()
 
     def failed(self, session: Session, why: str) -> None:
-        """Our attempt failed: use the parked connection if there is one, else end the session."""
+        """Our attempt failed: use the parked connection if there is one, or end the session."""
         parked, session.parked = session.parked, None
         if parked is not None and parked.state is PARKED:
             self.adopt(session, parked)
@@ -206,8 +212,9 @@ class Opening:
         self.sessions.down(session, quiet=True)
 
     def peer_attempt_failed(self, session: Session) -> None:
-        """A connection that the peer opened ended before the session was up. The peer may have
-        given it up long ago, with a late Hello; it may still be reachable, so try ourselves."""
+        """A connection that the peer had opened ended before the session was up. The peer may have
+        given it up long ago, so that only a late Hello has arrived. The peer may be reachable, so
+        connect to it if messages wait."""
         if session.used or session.dirty:
             self._begin(session)
         else:
@@ -222,5 +229,5 @@ class Opening:
         self._quiet_until[peer] = now_ns + pause_ns
 
     def end_pause(self, peer: Peer) -> None:
-        """The peer is reachable: the next attempt need not wait."""
+        """The peer is reachable, so the next attempt need not wait."""
         self._quiet_until.pop(peer, None)

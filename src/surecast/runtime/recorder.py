@@ -1,15 +1,16 @@
-"""The recorder: records one run of a node (from Start to its end), for replay in the simulator.
+"""Records one run of a node, from its start to its end, so that the simulator can replay it.
 
-The driver calls `step` after each `machine.step` and *before* it performs the effects: at that
-moment the disk shows what the machine saw. Usually this follows from the effects of earlier steps
-and is not recorded. When a write was refused or taken back, the disk keeps a note of it
-(`MemoryDisk.take_notes`), and the recorder writes the actual content of the disk into the
-recording, at the first step that could see it.
+The node calls `step` after each `machine.step` and *before* it performs the effects. At that moment
+the disk still has the content that the machine could read in this step. Usually this content
+follows from the effects of earlier steps, so it is not recorded. If a write was refused or taken
+back, the disk keeps a note of it (`MemoryDisk.take_notes`). Then the recorder writes the actual
+content of the disk into the recording, before the first step that could read it.
 
-Records collect in memory and are written in pieces by a thread, at the latest with the first step
-that comes a second after the last piece; the event loop waits only if the disk is `PIECES_MAX`
-pieces behind. If a recording can no longer be written, becomes too long or meets a value that it
-cannot represent, it ends there, with the reason in `problem`; the node continues.
+Records are collected in memory and written in pieces by a thread. A piece is handed to the thread
+when it has `FLUSH_BYTES`, or with the first step that is `FLUSH_NS` after the last piece. The event
+loop waits for the thread only if more than `PIECES_MAX` pieces are not written. If a recording
+cannot be written, gets too long, or would contain a value that it cannot represent, it ends there
+with the reason in `problem`. The node continues.
 """
 
 import logging
@@ -34,18 +35,19 @@ log = logging.getLogger("surecast.runtime")
 FLUSH_BYTES = 256 << 10
 FLUSH_NS = 1 * SECOND
 PIECES_MAX = 64
-READ_BYTES = 1 << 20  # of a log at a time
-BYTES_MAX = 8 << 30  # of a recording
+READ_BYTES = 1 << 20  # bytes that are read from a log at a time
+BYTES_MAX = 8 << 30  # the maximum size of a recording
 
 
 def recording_path(directory: Path, node: str, incarnation: int) -> Path:
-    """The file for the recording of one run of a node: "east/0", run 2, is east.0.2.rec."""
+    """The file for the recording of one run of a node: east.0.2.rec for run 2 of "east/0"."""
     return directory / f"{node.replace('/', '.')}.{incarnation}.rec"
 
 
 class Recorder:
-    """One recording. `build` names the function with which a replay builds the machine, from the
-    node's context and `args`; `args` must be values of MessagePack."""
+    """One recording. `build` is the name of the function with which a replay builds the machine
+    (`server.nodes.BUILDS`), from the node's context and `args`. MessagePack must be able to encode
+    `args`."""
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class Recorder:
     ) -> None:
         self.path = path
         self.problem = ""
-        self.nbytes = 0  # handed to the thread so far
+        self.nbytes = 0  # bytes handed to the thread so far
         self._bytes_max = bytes_max
         self._disk = disk
         self._writer = Writer(codec)
@@ -78,7 +80,8 @@ class Recorder:
         self.flush()
 
     def step(self, now_ns: int, inp: Any, effects: Sequence[Any]) -> None:
-        """`machine.step(now_ns, inp)` returned `effects`, which are not performed yet."""
+        """Record that `machine.step(now_ns, inp)` returned `effects`, which are not performed
+        yet."""
         if self.problem:
             return
         writer = self._writer
@@ -95,13 +98,14 @@ class Recorder:
             self._hand_over()
 
     def flush(self) -> None:
-        """Return when everything was passed to the operating system, or `problem` is set."""
+        """Wait until all records are passed to the operating system, or `problem` is set."""
         self._hand_over()
         while self._pieces:
             self._pieces.popleft().result()
 
     def close(self, *, orderly: bool = True) -> None:
-        """Close the file; if `orderly`, record an orderly end before. May be called twice."""
+        """Close the file. If `orderly`, first record that the node was stopped in order. May be
+        called twice."""
         if self._file.closed:
             return
         self._disk.watcher = None
@@ -123,7 +127,7 @@ class Recorder:
             self._copy(log, 1)
 
     def _look(self) -> None:
-        """Record what the disk shows where it differs from what the effects asked for."""
+        """Record the content of the disk where it differs from the effects (see the module)."""
         logs, states = self._disk.take_notes()
         if self.problem:
             return
@@ -135,7 +139,7 @@ class Recorder:
             self._copy(log, lo)
 
     def _copy(self, log: LogId, lo: int) -> None:
-        """Record a log from `lo` on, in pieces: the encoded log need not fit into memory."""
+        """Record a log from `lo` on. It is read in pieces, because it may not fit into memory."""
         for at, hi in [*self._disk.holes(log), (self._disk.end(log), 0)]:
             for batch in read_through(self._disk, log, lo, at, READ_BYTES):
                 self._writer.kept(log, batch)

@@ -1,4 +1,5 @@
-"""The event loop of a process that runs nodes: uvloop if installed, garbage collection rarely."""
+"""Runs the event loop of a process that runs nodes: with uvloop if it is installed, and with fewer
+runs of the garbage collector."""
 
 import asyncio
 import gc
@@ -7,8 +8,8 @@ from typing import Any
 
 __all__ = ["run"]
 
-# A node holds many objects (batches, positions), none of them in reference cycles. With Python's
-# default thresholds the collector takes a third of a busy server's time.
+# A node holds many objects, such as batches and positions, but none of them are in reference
+# cycles. With Python's default thresholds the collector takes a third of a busy server's time.
 GC_THRESHOLDS = (50_000, 20, 200)
 
 

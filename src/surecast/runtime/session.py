@@ -1,4 +1,8 @@
-"""Our end of the session with one peer: its queues and its connection. A node's limits."""
+"""Session: this node's end of the session with one peer. Also the limits of a node's sessions.
+
+A session is a FIFO channel between two nodes (`core.types`). It has a queue, and a TCP connection
+once it is up.
+"""
 
 import asyncio
 from collections.abc import Container
@@ -38,7 +42,7 @@ __all__ = [
 
 OPENING: Final = "opening"
 UP: Final = "up"
-BREAKING: Final = "breaking"  # its queue is too long; it ends in a later pass
+BREAKING: Final = "breaking"  # its queue is too long; the session ends in a later pass
 DOWN: Final = "down"
 
 
@@ -46,20 +50,27 @@ DOWN: Final = "down"
 class RuntimeLimits:
     """Time-outs and sizes after which a node treats a peer as lost, or refuses it.
 
-    `[runtime]` in TOML. The limits of a frame are in `core.wire.Limits`, with the codec.
+    It is the section `[runtime]` of the configuration. The limits of a frame are in
+    `core.wire.Limits`.
     """
 
-    connect_timeout_ns: int = 1 * SECOND  # from the first SYN to the peer's HELLO
-    handshake_timeout_ns: int = 2 * SECOND  # from an incoming connection to the peer's HELLO
-    session_timeout_ns: int = 2 * SECOND  # silence after which a session is broken
-    reconnect_ns: int = 50 * MS  # pause after a failed attempt, plus a random 0 to 50 %
+    # Time to connect to a peer, from the first SYN until the peer's HELLO.
+    connect_timeout_ns: int = 1 * SECOND
+    # Time from an incoming connection until the peer's HELLO.
+    handshake_timeout_ns: int = 2 * SECOND
+    session_timeout_ns: int = 2 * SECOND  # a peer that is silent for this time is treated as lost
+    # Pause after a failed attempt to connect, extended by a random 0 to 50 %.
+    reconnect_ns: int = 50 * MS
     drain_timeout_ns: int = 5 * SECOND  # how long a graceful stop waits for queues to empty
-    high_water_bytes: int = 4 << 20  # queued for one peer: Congested; below half: Writable
-    queue_bytes_max: int = 64 << 20  # queued for one peer: the session is broken
-    queues_bytes_max: int = 1 << 30  # for all peers; sessions with the longest queues break
+    # Above this number of bytes queued for one peer, streams to it pause until half is left.
+    high_water_bytes: int = 4 << 20
+    queue_bytes_max: int = 64 << 20  # with more bytes queued for one peer, its session is ended
+    # With more bytes queued for all peers, the sessions with the longest queues are ended.
+    queues_bytes_max: int = 1 << 30
     connections_max: int = 4096  # further connections are refused
-    datagram_bytes_max: int = 65_000  # preamble and frame; above what UDP carries is refused
-    clock_jump_ns: int = 100 * MS  # change of wall clock minus monotonic clock: ClockSet
+    datagram_bytes_max: int = 65_000  # the size of a datagram, with its preamble
+    # If the wall clock changes by this much against the monotonic clock, it counts as set.
+    clock_jump_ns: int = 100 * MS
 
     def validate(self) -> None:
         for name in ("connect", "handshake", "session", "drain"):
@@ -80,6 +91,8 @@ class RuntimeLimits:
 
 
 class Session:
+    """The session with one peer, from the first attempt to connect until it has ended."""
+
     __slots__ = (
         "after",
         "after_bytes",
@@ -105,25 +118,27 @@ class Session:
         self.peer = peer
         self.state = OPENING
         self.connection: Connection | None = None
-        self.parked: Connection | None = None  # opened by the peer; used if our own attempt fails
-        self.dial: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None  # begins the attempt, then ends it
-        self.attempt = 0
-        self.out: list[Buffer] = []  # to be written at the next flush, or when up
+        # A connection opened by the peer that is used if our own attempt fails (opening.py).
+        self.parked: Connection | None = None
+        self.dial: asyncio.Task[None] | None = None  # our attempt to connect
+        self.timer: asyncio.TimerHandle | None = None  # the start of our attempt, then its time-out
+        self.attempt = 0  # the number of our attempt
+        self.out: list[Buffer] = []  # to be written at the next flush, or when the session is up
         self.queued = 0  # bytes in `out`
-        self.after: list[Buffer] = []  # sent after Close: for the next session
+        self.after: list[Buffer] = []  # messages sent after Close, which the next session sends
         self.after_bytes = 0
         self.speaks: Container[str] | None = None  # the peer's protocols; None: not known yet
-        self.early: list[tuple[str, int, int]] = []  # until known: protocol, buffers, bytes
-        self.dirty = False  # listed for the next flush
-        self.used = False  # the machine has sent something into it, or knows that it is up
-        self.closing = False
-        self.congested = False
-        self.seen = SessionState.PAUSED  # when it was last checked against the state table
+        # The messages in `out` while `speaks` is not known: protocol, number of buffers, bytes.
+        self.early: list[tuple[str, int, int]] = []
+        self.dirty = False  # whether it is listed for the next flush
+        self.used = False  # whether the machine has sent a message, or got PeerUp
+        self.closing = False  # whether Bye was sent or queued
+        self.congested = False  # whether the machine has got Congested, and no Writable since
+        self.seen = SessionState.PAUSED  # in tests: the state at the last check
 
     @property
     def phase(self) -> SessionState:
-        """The state as `core.sessions` names it, derived here and nowhere else."""
+        """The state in terms of `core.sessions`, derived from the fields above."""
         if self.state is UP:
             return SessionState.CLOSING if self.closing else SessionState.UP
         if self.state is BREAKING:
@@ -135,7 +150,7 @@ class Session:
         return SessionState.GREETING if self.connection.dialled else SessionState.ANSWERING
 
     def validate(self) -> None:
-        """Assert what must hold after every transition; called by tests only."""
+        """Assert the invariants that hold after every transition; called in tests only."""
         connection, phase = self.connection, self.phase
         if self.state is UP:
             assert connection is not None, "up without a connection"
@@ -161,8 +176,8 @@ class Session:
             assert not self.after or self.closing, "sent after Close, but there was no Close"
 
     def drop_unspoken(self, speaks: tuple[str, ...]) -> int:
-        """Called when the peer has listed its protocols: drop queued messages of other protocols.
-        Returns how many were dropped."""
+        """Called when the peer has listed its protocols. Drops queued messages of other protocols,
+        and returns how many were dropped."""
         allowed: Container[str] = frozenset((*speaks, "")) if speaks else EVERYTHING
         self.speaks = allowed
         early, self.early = self.early, []
@@ -181,7 +196,7 @@ class Session:
 
 
 class _Everything:
-    """The protocols of a peer whose Hello lists none: all of them."""
+    """The set of all protocols, for a peer whose Hello lists none."""
 
     def __contains__(self, protocol: object) -> bool:
         return True

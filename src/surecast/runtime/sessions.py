@@ -1,13 +1,13 @@
-"""Sessions over TCP, as `core.types` specifies them.
+"""The sessions of a node over TCP, as `core.types` specifies them: queues, time-outs, closing.
 
-A node has at most one `Session` per peer. It is OPENING while we or the peer establish a connection
-for it, and UP once both ends have sent Hello. The accepting end waits for the peer's next frame
-before it is UP, so that a peer which cannot receive from us never appears to be up.
+A node has at most one `Session` per peer. A session is OPENING while one of the two nodes connects
+to the other, and UP once both have sent Hello. The node that accepts the connection waits for the
+peer's next frame before its end is UP, because that frame shows that the peer can receive from it.
 
-opening.py describes the attempts, and what happens when both ends connect at once.
+opening.py establishes sessions, also when both nodes connect at once.
 
-**Time-out.** Each end sends a Beat when it has nothing else to send; an end that receives nothing
-for `session_timeout_ns` ends the session. Time in which this process did not run does not count.
+**Time-out.** Each node sends a Beat when it has nothing else to send. A node that receives nothing
+for `session_timeout_ns` ends the session. Time in which the process did not run is not counted.
 """
 
 import asyncio
@@ -53,8 +53,8 @@ __all__ = ["Sessions"]
 
 log = logging.getLogger("surecast.runtime")
 
-_TICKS: Final = 5  # checks for silent peers per session time-out
-ENDED_KEPT: Final = 1000  # ended sessions of which peer and reason are kept
+_TICKS: Final = 5  # checks for silent peers during one session time-out
+ENDED_KEPT: Final = 1000  # the number of ended sessions that are remembered
 
 
 class Sessions:
@@ -68,7 +68,7 @@ class Sessions:
         self.counters: Counter[str] = node.counters
         self.unknown = node.unknown
         self.pending = node.pending
-        # Called by a connection's receive; bound here to save attribute lookups.
+        # A connection calls these when it receives. They are bound here to save attribute lookups.
         self.step: Callable[[Any], None] = node.step
         self.run_pending: Callable[[], None] = node.run_pending
         self.settle: Callable[[], None] = node.settle
@@ -81,14 +81,15 @@ class Sessions:
         self._tick_ns = self.limits.session_timeout_ns // _TICKS
         self._ticked_ns = time.monotonic_ns()
         self._ticker = self.loop.call_later(self._tick_ns / SECOND, self._tick)
-        self.queued_bytes = 0  # for all peers, as last looked at
-        # Sessions that were up and have ended: peer and reason; the newest are last.
+        self.queued_bytes = 0  # bytes queued for all peers at the last tick
+        # The peer and the reason of sessions that were up and have ended; the newest are last.
         self.ended: deque[tuple[Peer, str]] = deque(maxlen=ENDED_KEPT)
         # In tests: checks the states of sessions.
         self.moves = Moves(SESSION, node.met) if node.validate else None
 
     def moved(self, session: Session, why: str) -> None:
-        """Check a possible change of state in tests; `why` is an input of `core.sessions`."""
+        """Called after a possible change of state. In tests, check it against the state table.
+        `why` is an input of that table (`core.sessions`)."""
         if self.moves is not None:
             try:
                 session.seen = self.moves.check(session.seen, why, session.phase)
@@ -100,7 +101,7 @@ class Sessions:
     # ------------------------------------------------------------ sending
 
     def flush(self) -> None:
-        """Write what the sessions have queued, with one write per session."""
+        """Write the queued messages, with one write per session."""
         dirty, self.dirty = self.dirty, []
         for session in dirty:
             session.dirty = False
@@ -113,7 +114,7 @@ class Sessions:
                 self._check_waiting(session)
 
     def relieve(self, session: Session) -> None:
-        """Write what a session has queued so far, in the middle of a pass."""
+        """Write the queued messages of one session, in the middle of a pass."""
         if session.state is UP:
             self._write(session)
         elif session.state is OPENING:
@@ -139,6 +140,7 @@ class Sessions:
             self.node.press(Congested(session.peer))
 
     def _backlog(self, session: Session) -> int:
+        """The bytes for a peer that the operating system has not taken yet."""
         connection = session.connection if session.state is UP else None
         written = connection.transport.get_write_buffer_size() if connection is not None else 0
         return session.queued + session.after_bytes + written
@@ -149,7 +151,8 @@ class Sessions:
         session.state = BREAKING
         self.opening.call_off(session)
         self.moved(session, OVERFLOW)
-        # Later: a machine that answers PeerDown by sending as much again would loop here forever.
+        # The session ends in a later turn. A machine that answers PeerDown by sending as much again
+        # would otherwise never leave this pass.
         self.loop.call_soon(self._break, session)
 
     def _break(self, session: Session) -> None:
@@ -158,6 +161,7 @@ class Sessions:
         self.settle()
 
     def close(self, peer: Peer) -> None:
+        """Close a session gracefully: send Bye after all queued messages."""
         session = self.by_peer.get(peer)
         if session is None or session.closing:
             return
@@ -182,6 +186,7 @@ class Sessions:
             self.node.post(Writable(session.peer))
 
     def up(self, connection: Connection) -> None:
+        """The session of this connection is established: begin to send."""
         session = connection.session
         assert session is not None
         assert session.state is OPENING
@@ -237,7 +242,7 @@ class Sessions:
         return None
 
     def refused(self, connection: Connection, why: str) -> None:
-        """The peer has refused us, with a reason."""
+        """Called when the peer has refused this node, with a reason."""
         self.counters["refused_by_peer"] += 1
         peer = connection.session.peer if connection.session is not None else "an unknown peer"
         log.warning("%s: refused by %s: %r", self.node.name, peer, why[:1000])
@@ -245,7 +250,7 @@ class Sessions:
         connection.close()
 
     def refusing(self, connection: Connection, why: str) -> None:
-        """Called before we refuse a peer: count, log and end its session."""
+        """Called before this node refuses a peer: count, log and end its session."""
         self.counters["refused"] += 1
         log.warning(
             "%s: refusing %r at %s: %r",
@@ -273,8 +278,8 @@ class Sessions:
         return str(connection.transport.get_extra_info("peername"))
 
     def bye(self, connection: Connection) -> None:
-        """The peer has sent Bye and sends nothing more. Send what is queued and, unless sent
-        already, our Bye; then close."""
+        """Called when the peer has sent Bye, after which it sends nothing more. Write the queued
+        messages, and a Bye unless it was sent before, then close."""
         session = connection.session
         assert session is not None
         if not session.closing:
@@ -282,14 +287,14 @@ class Sessions:
             session.out.append(BYE)
             session.queued += len(BYE)
         self._write(session)
-        if session.state is UP:  # else the write exceeded the queue limit
+        if session.state is UP:  # otherwise the write has exceeded the queue limit
             session.connection = connection.session = None
             connection.close()
             self.down(session, CLOSED)
 
     def down(self, session: Session, why: str = "", quiet: bool = False) -> None:
-        """End a session: report it to the machine, and open the next one if messages wait for it.
-        With `quiet`, the next attempt waits for a pause."""
+        """End a session and give the machine a PeerDown. If messages were sent after Close, open
+        the next session for them. With `quiet`, the next attempt to connect waits for a pause."""
         if session.state is DOWN:
             return
         if session.state is not OPENING:
@@ -310,16 +315,17 @@ class Sessions:
             after.dirty = True
             self.dirty.append(after)
         session.out, session.after = [], []
-        if session.used or session.dirty:  # dirty: sent into, but not flushed yet
+        if session.used or session.dirty:  # dirty: the machine has sent a message in this pass
             self.node.post_down(peer)
         if parked is not None and parked.state is PARKED and not self.stopping:
             self.opening.adopt(self.by_peer.get(peer) or Session(peer), parked)
 
     def _tick(self) -> None:
-        """End sessions whose peers are silent; send Beats where we have sent nothing."""
+        """End sessions whose peers are silent; send Beats in sessions that have sent nothing."""
         now_ns = time.monotonic_ns()
         self._ticker = self.loop.call_later(self._tick_ns / SECOND, self._tick)
-        away_ns = now_ns - self._ticked_ns - 2 * self._tick_ns  # above 0: we did not run
+        # Above 0 if this process did not run for a while, for example because it was stopped.
+        away_ns = now_ns - self._ticked_ns - 2 * self._tick_ns
         self._ticked_ns = now_ns
         for session in list(self.by_peer.values()):
             connection = session.connection
@@ -339,9 +345,9 @@ class Sessions:
         self.settle()
 
     def _bound_all(self) -> None:
-        """Bound the memory of all queues together: break the sessions with the longest ones.
+        """Bound the memory of all queues together: end the sessions with the longest queues.
 
-        A subscriber reconnects and continues from its position.
+        No event is lost by that, because a subscriber reconnects and continues at its position.
         """
         backlogs = {session: self._backlog(session) for session in self.by_peer.values()}
         total = self.queued_bytes = sum(backlogs.values())
@@ -357,7 +363,7 @@ class Sessions:
     # ------------------------------------------------------------ the end of the node
 
     async def drain(self) -> None:
-        """Close every session once its queue is written; wait at most `drain_timeout_ns`."""
+        """Close every session when its queue is written; wait at most `drain_timeout_ns`."""
         self.stopping = True
         for session in list(self.by_peer.values()):
             if session.state is UP:

@@ -1,8 +1,11 @@
-"""One TCP connection: bytes to frames to inputs, and buffers to bytes.
+"""One TCP connection: turns received bytes into frames and inputs, and writes buffers.
 
-A receive passes on all whole frames that have arrived; the node steps each of them and writes the
-results once, at the end. A message of an unknown type is dropped and counted. Any other error in
-the bytes ends this connection only.
+After each receive, the node's machine is stepped with the message of every whole frame that has
+arrived. Then the results are written once. A message of an unknown type is dropped and counted. Any
+other error in the bytes ends this connection only.
+
+The received bytes are not copied: a batch is a view into the memory that it was received in
+(chunks.py).
 """
 
 import asyncio
@@ -46,19 +49,21 @@ __all__ = [
 log = logging.getLogger("surecast.runtime")
 
 GREETING: Final = "greeting"  # waiting for the peer's Hello
-PARKED: Final = "parked"  # got the peer's Hello, but our own attempt takes precedence
-ANSWERED: Final = "answered"  # we answered; the session is up with the peer's next frame
-READY: Final = "ready"
+PARKED: Final = "parked"  # the peer's Hello was received, but our own attempt takes precedence
+ANSWERED: Final = "answered"  # our Hello was sent, too; the peer's next frame makes the session up
+READY: Final = "ready"  # the session is up
 ENDED: Final = "ended"  # further bytes are read and discarded
 
 _BODY_LEN: Final = struct.Struct("<I")
 _BODY_LEN_AT: Final = 8
-_BURST_NS: Final = MS // 2  # after a receive that took longer, yield to others
-_JOIN_BYTES_MAX: Final = 8 << 10  # below this average, joining buffers is cheaper than writelines
+_BURST_NS: Final = MS // 2  # after a receive that took longer, other work comes first
+_JOIN_BYTES_MAX: Final = 8 << 10  # buffers smaller than this on average are joined before a write
 
-TAGS_MAX: Final = 64  # of unknown messages, counted one by one; a peer can make up tags
-OTHER: Final = "other"  # counts the rest
-LOG_EVERY_NS: Final = 60 * SECOND
+# Unknown messages are counted by tag, but only this number of tags, because a peer can make up any
+# number of them. All others are counted as OTHER.
+TAGS_MAX: Final = 64
+OTHER: Final = "other"
+LOG_EVERY_NS: Final = 60 * SECOND  # the interval between log lines about unknown messages
 
 _HTTP_METHODS: Final = (
     b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"PRI ",
@@ -100,12 +105,12 @@ class Connection(asyncio.BufferedProtocol):
         self.dialled = session is not None
         self.state = GREETING
         self.hello: Hello | None = None  # the peer's
-        self.heard = False  # whether anything was received since the last tick
-        self.heard_ns = 0
-        self.wrote = False
-        self.paused = False
+        self.heard = False  # whether bytes were received since the last `Sessions._tick`
+        self.heard_ns = 0  # the time of the last tick with `heard`
+        self.wrote = False  # whether bytes were written since the last tick
+        self.paused = False  # whether the transport's write buffer is above its high-water mark
         self._chunk = Chunk()
-        self._frame_bytes = 0  # of the frame that is under way, once known
+        self._frame_bytes = 0  # the size of the frame that is being received, once it is known
         self._deadline: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------ the transport's calls
@@ -140,8 +145,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         sessions.settle()
         if more and monotonic_ns() - began_ns > _BURST_NS and not self.transport.is_closing():
-            # There is more to read, and uvloop would call us up to 32 times before it serves other
-            # work. A peer that floods us must not delay timers, disks and other peers.
+            # There is more to read, and uvloop would read up to 32 times before it does other work.
+            # A peer that sends very much must not delay timers, the disk and other peers.
             self.transport.pause_reading()
             sessions.loop.call_soon(self._resume)
 
@@ -168,7 +173,7 @@ class Connection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------ receiving
 
     def _early(self) -> None:
-        """Handle bytes that arrive before the session is up."""
+        """Handle bytes that arrive while the session is not up."""
         chunk = self._chunk
         if self.state is ENDED:
             chunk.at = chunk.fill
@@ -180,6 +185,7 @@ class Connection(asyncio.BufferedProtocol):
             self._greet(chunk)
 
     def _greet(self, chunk: "Chunk") -> None:
+        """Read the peer's first frame, which must be a Hello or Refused."""
         try:
             rest = chunk.view[chunk.at : chunk.fill]
             size = frame_size(rest, HELLO_LIMITS)
@@ -205,7 +211,8 @@ class Connection(asyncio.BufferedProtocol):
             self.sessions.opening.greeted(self, hello)
 
     def _read(self) -> None:
-        """Step the node with every whole frame. This is the hot loop."""
+        """Step the machine with the message of every whole frame. This loop is optimised for
+        speed."""
         sessions = self.sessions
         decode, step, settle = sessions.codec.decode, sessions.step, sessions.run_pending
         pending = sessions.pending
@@ -250,7 +257,8 @@ class Connection(asyncio.BufferedProtocol):
             chunk.at = fill
 
     def _judge(self, rest: memoryview) -> None:
-        """Read the header of an unfinished frame: refuse it now, or note its size."""
+        """Read the header of an unfinished frame: refuse the frame if it is invalid, or note its
+        size."""
         self._frame_bytes = 0
         if rest:
             try:
@@ -293,14 +301,14 @@ class Connection(asyncio.BufferedProtocol):
         self.state = READY
 
     def refuse(self, why: str, answer: bytes = b"") -> None:
-        """Send the reason, then close. Incoming bytes are read until then: closing with unread
-        bytes sends a reset, and the peer could lose the reason."""
+        """Send the reason, then close. Incoming bytes are read until the connection is closed:
+        closing a socket with unread bytes sends a reset, and the peer could lose the reason."""
         self.sessions.refusing(self, why)
         self.say(answer or encode(Refused(why[:1000])))
         self.finish()
 
     def finish(self) -> None:
-        """Close when all is written and the peer has closed, too, or after a time-out."""
+        """Close when all bytes are written and the peer has closed, too, or after a time-out."""
         self.state = ENDED
         self.expect(self.sessions.limits.handshake_timeout_ns)
         if not self.transport.is_closing():
@@ -310,13 +318,15 @@ class Connection(asyncio.BufferedProtocol):
                 self.abort()
 
     def close(self) -> None:
-        """Close when all is written. Only for connections on which the peer sends nothing more."""
+        """Close when all bytes are written. Only for a connection on which the peer sends nothing
+        more."""
         self.state = ENDED
         self.transport.close()
         self._linger(1 << 62)
 
     def _linger(self, before: int) -> None:
-        """Abort if the peer has read nothing since the last call, when `before` bytes were left."""
+        """Abort if the peer has read nothing since the last call of this method, when `before`
+        bytes were not written."""
         self._stop_waiting()
         left = self.transport.get_write_buffer_size()
         if left >= before:
@@ -343,15 +353,16 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def describe(exc: Any) -> str:
+    """The reason why a connection ended, for the log."""
     return f"{type(exc).__name__}: {exc}" if exc is not None else "closed by the peer"
 
 
 class UnknownMessages:
     """The messages of unknown types that one node has received; `counters` are the node's.
 
-    In a cluster with nodes of different versions, some nodes may not speak all protocols. A frame
-    with a message of an unknown protocol is intact, so the session continues after it. The messages
-    are counted by tag, and logged now and then.
+    In a cluster with nodes of different versions, some nodes may not know all protocols. A frame
+    with a message of an unknown protocol is intact, so the session continues after it. Such
+    messages are counted by tag, and logged at most once in LOG_EVERY_NS.
     """
 
     def __init__(self, node: Peer, counters: Counter[str]) -> None:

@@ -1,8 +1,8 @@
-"""A machine's timers, and the detection of changes of the wall clock.
+"""The timers of a machine, and the detection of changes of the wall clock.
 
-Each key has one scheduled call of the event loop. Postponing a timer (a time-out that each message
-renews) changes only a number: the call stays scheduled, and if it comes too early it is scheduled
-again.
+Each timer has one scheduled call of the event loop. Many timers are time-outs that are postponed
+with each message. Postponing changes only a number: the call stays scheduled, and if it comes too
+early, it is scheduled again.
 """
 
 import time
@@ -18,12 +18,14 @@ class _Timer:
     __slots__ = ("at_ns", "call_ns", "handle")
 
     def __init__(self, at_ns: int, handle: Handle) -> None:
-        self.at_ns = at_ns  # when it is due
-        self.call_ns = at_ns  # when the loop will call
+        self.at_ns = at_ns  # when the timer is due
+        self.call_ns = at_ns  # when the event loop will call `_due`
         self.handle = handle
 
 
 class Timers:
+    """The timers of one machine by key. `fire` is called with the input when a timer is due."""
+
     def __init__(self, loop: AbstractEventLoop, fire: Callable[[TimerFired], None]) -> None:
         self._loop = loop
         self._fire = fire
@@ -56,7 +58,7 @@ class Timers:
 
     def _due(self, key: TimerKey) -> None:
         timer = self._timers[key]
-        # uvloop counts in milliseconds and may call one too early: schedule the call again.
+        # The timer was postponed, or uvloop, which counts in milliseconds, has called too early.
         if time.monotonic_ns() < timer.at_ns:
             timer.call_ns = timer.at_ns
             timer.handle = self._call(key, timer.at_ns)
@@ -66,12 +68,13 @@ class Timers:
 
 
 class ClockWatch:
-    """Detects that the wall clock moved against the monotonic clock, in one step or slowly."""
+    """Detects changes of the wall clock against the monotonic clock, sudden or gradual ones."""
 
     def __init__(self, jump_ns: int, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._jump_ns = jump_ns
         self._wall_ns = wall_ns
-        self._offset_ns = 0  # wall clock minus monotonic clock, as the machine knows it
+        # Wall clock minus monotonic clock, when the machine last got the time of the wall clock.
+        self._offset_ns = 0
 
     def start(self) -> int:
         wall_ns = self._wall_ns()
@@ -79,7 +82,8 @@ class ClockWatch:
         return wall_ns
 
     def look(self) -> ClockSet | None:
-        """A ClockSet if the clock moved by `jump_ns` or more since the last one, else None."""
+        """A ClockSet if the wall clock has changed by `jump_ns` or more since the last ClockSet,
+        else None."""
         wall_ns = self._wall_ns()
         offset_ns = wall_ns - time.monotonic_ns()
         if abs(offset_ns - self._offset_ns) < self._jump_ns:

@@ -1,11 +1,13 @@
-"""Datagrams: `Send(reliable=False)`.
+"""The datagrams of a node: messages that a machine sends with `Send(reliable=False)`.
 
-A datagram is a preamble that names its sender, and one frame. The datagrams of a pass to one peer
-are sent with as few system calls as possible: consecutive datagrams of one size (the last may be
-shorter) are one `sendmsg`, which the kernel splits (generic segmentation offload), and arrive as
-one `recvmsg` that returns the size of the pieces. If the kernel refuses, each is sent separately.
+A datagram has a preamble with its sender's name, and one frame. The datagrams of a pass to one peer
+are sent with as few system calls as possible. Consecutive datagrams of the same size (the last may
+be shorter) are passed to the kernel in one `sendmsg`, which splits them (generic segmentation
+offload, GSO). The receiving kernel may join them again (GRO); then one `recvmsg` returns all of
+them, and the size of the pieces. If the kernel does not support this, each datagram is sent
+separately.
 
-Machines do not learn of failed sends: a datagram that cannot be sent is lost, and counted.
+A datagram that cannot be sent is lost and counted. The machine is not told.
 """
 
 import asyncio
@@ -26,17 +28,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Datagrams"]
 
-# <linux/udp.h>; Python's socket module does not name them.
+# From <linux/udp.h>; Python's socket module does not have these constants.
 SOL_UDP: Final = 17
 UDP_SEGMENT: Final = 103
 UDP_GRO: Final = 104
 
-_SEGMENTS_MAX: Final = 64
-_DATAGRAM_MAX: Final = 65_507
-_SAFE_BYTES: Final = 1200  # if pieces of this size are refused, the kernel does not support it
-_RECEIVES_MAX: Final = 32  # per pass, so that a flood of datagrams does not delay everything else
-_PEERS_MAX: Final = 4096
-_PREAMBLE: Final = struct.Struct("<4sBBHI")  # magic, version, name length, zero, check
+_SEGMENTS_MAX: Final = 64  # datagrams in one sendmsg
+_DATAGRAM_MAX: Final = 65_507  # the largest datagram that UDP allows
+_SAFE_BYTES: Final = 1200  # if pieces of this size are refused, the kernel does not support GSO
+_RECEIVES_MAX: Final = 32  # receives in a pass, so that many datagrams do not delay other work
+_PEERS_MAX: Final = 4096  # entries in each table about peers; a full table is emptied
+_PREAMBLE: Final = struct.Struct("<4sBBHI")  # magic, version, length of the name, zero, checksum
 _NAME_LEN_AT: Final = 5
 _MAGIC: Final = b"SCD\xf1"
 _VERSION: Final = 1
@@ -51,15 +53,16 @@ class Datagrams:
     def __init__(self, node: "Node", sock: socket.socket, offload: bool = True) -> None:
         self.node = node
         self.sock = sock
-        self.out: dict[Peer, list[bytes]] = {}  # gathered in this pass
+        self.out: dict[Peer, list[bytes]] = {}  # the datagrams of this pass
         # The largest piece for which segmentation is requested; 0: not supported, or refused.
         self.segment_bytes_max = _DATAGRAM_MAX if offload else 0
         self._credential = node.hello("", b"", 0).credential.encode()
         self._preamble = _preamble(node.name, self._credential)
-        self._known: dict[bytes, Peer] = {}  # preambles checked before
+        self._known: dict[bytes, Peer] = {}  # the senders of preambles that were checked before
         self._chunk = Chunk()
         self._addresses: dict[tuple[str, int], Any] = {}  # address book entry → socket address
-        self._return: dict[Peer, Any] = {}  # last source address of peers without an entry
+        # The last source address of each peer that is not in the address book.
+        self._return: dict[Peer, Any] = {}
         self._resolving: dict[tuple[str, int], asyncio.Task[None]] = {}
         if offload:
             try:
@@ -104,6 +107,7 @@ class Datagrams:
                 self._transmit(group, address)
 
     def _transmit(self, group: list[bytes], address: Any) -> None:
+        """Send the datagrams of one group, with one system call if possible."""
         counters = self.node.counters
         size = len(group[0])
         if len(group) > 1 and size <= self.segment_bytes_max:
@@ -117,7 +121,7 @@ class Datagrams:
                 if problem.errno in _WOULD_BLOCK:
                     counters["udp_send_full"] += len(group)
                     return
-                # A piece must fit into one packet of the route; smaller ones may still go.
+                # A piece must fit into one packet on the way to the peer. Smaller pieces may fit.
                 self.segment_bytes_max = size - 1 if size > _SAFE_BYTES else 0
                 counters["udp_offload_refused"] += 1
         for datagram in group:
@@ -129,7 +133,8 @@ class Datagrams:
                 counters["udp_send_full" if full else "udp_send_failed"] += 1
 
     def _find(self, peer: Peer) -> Any:
-        """The socket address of `peer`; None: not known, or not resolved yet."""
+        """The socket address of `peer`. None if it is not known, or its host name is not resolved
+        yet."""
         address = self.node.find(peer)
         if address is None:
             return self._return.get(peer)
@@ -141,8 +146,8 @@ class Datagrams:
         return resolved
 
     def _resolve(self, address: Address) -> Any:
-        """Return a numeric address at once; for a host name start a lookup and return None.
-        Datagrams sent before the lookup ends are lost."""
+        """Return a numeric address at once. For a host name, start a lookup and return None;
+        datagrams that are sent before the lookup has ended are lost."""
         try:
             socket.inet_pton(self.sock.family, address[0])
         except OSError:
@@ -212,7 +217,8 @@ class Datagrams:
             node.run_pending()
 
     def _read_preamble(self, datagram: memoryview) -> tuple[Peer, int]:
-        """The sender of a datagram, and where its frame begins. Raises PeerError if invalid."""
+        """The sender of a datagram, and where its frame begins. Raises PeerError if the preamble is
+        invalid."""
         if len(datagram) < _PREAMBLE.size:
             raise PeerError("a datagram shorter than its preamble")
         name_end = _PREAMBLE.size + datagram[_NAME_LEN_AT]
@@ -233,6 +239,8 @@ class Datagrams:
 
 
 def _preamble(name: Peer, credential: bytes) -> bytes:
+    """The preamble of datagrams of this sender. Its checksum covers the token, too, so datagrams of
+    another cluster are recognised."""
     text = name.encode()
     check = crc32(text, crc32(credential))
     head = _PREAMBLE.pack(_MAGIC, _VERSION, len(text), 0, check) + text
@@ -240,8 +248,8 @@ def _preamble(name: Peer, credential: bytes) -> bytes:
 
 
 def _groups(datagrams: list[bytes], segment_bytes_max: int) -> list[list[bytes]]:
-    """Split `datagrams` into groups for one system call each: all of one size, except that the
-    last may be shorter."""
+    """Split `datagrams` into groups, each for one system call. All datagrams of a group have the
+    same size, except that the last one may be shorter."""
     groups: list[list[bytes]] = []
     size = total = 0
     for datagram in datagrams:

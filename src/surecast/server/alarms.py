@@ -1,7 +1,9 @@
-"""The alarms of a node, with their meaning and what to do: for `surecast status`, logs, metrics.
+"""The alarms of a node: `surecast status`, the log and the metrics show those raised now.
 
-Alarms of a replica's roles are raised by their observers (`core.roles`). The list of alarms in
-docs/configuration.md is generated from the same tables, so each code is explained in one place.
+An alarm has a code, such as `witness-unreachable`. This file defines the alarms that concern the
+whole node. The others come from the observers of the replica's roles: a role is what one protocol
+adds to a replica (`core.roles`). The list of alarms in docs/configuration.md is generated from the
+same tables, so each code is explained in one place.
 """
 
 from collections.abc import Iterator
@@ -29,17 +31,17 @@ OF_NODES: dict[str, Code] = {
 
 
 class Alarm(msgspec.Struct, frozen=True):
-    """A problem of this node: what it is, what it means, what to do."""
+    """A problem of this node."""
 
     code: str
-    what: str
-    means: str
-    todo: str
-    blocks: bool
+    what: str  # what is wrong here and now, in words
+    means: str  # the consequences
+    todo: str  # what the operator should do
+    blocks: bool  # clients should use another server
 
 
 def codes() -> dict[str, Code]:
-    """All alarms by code."""
+    """The meaning of every alarm that a node may raise, by code."""
     by_code = dict(OF_NODES)
     for role in roles().values():
         for code, known in role.observer.codes.items():
@@ -51,6 +53,7 @@ def codes() -> dict[str, Code]:
 
 
 def alarms(server: RegionServer) -> list[Alarm]:
+    """The alarms that this node raises now."""
     known = codes()
     return [
         Alarm(code, what, known[code].means, known[code].todo, known[code].blocks)
@@ -59,6 +62,7 @@ def alarms(server: RegionServer) -> list[Alarm]:
 
 
 def _raised(server: RegionServer) -> Iterator[tuple[str, str]]:
+    """Yields the `code` and `what` of each alarm that is raised now."""
     if not server.config.node.data_dir:
         yield "in-memory", f"{server.config.name} keeps nothing on disk"
     if server.replica is None:

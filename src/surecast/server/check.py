@@ -1,4 +1,5 @@
-"""`surecast serve --check-config`: what a configuration means, and whether it runs here."""
+"""For `surecast serve --check-config`: a summary of a configuration, and what would prevent a
+server from starting with it on this machine."""
 
 import os
 import secrets
@@ -13,12 +14,12 @@ from surecast.storage.modes import open_file
 
 __all__ = ["problems", "summary"]
 
-PROBE_BYTES = 4096  # written to a folder to test it
-PARTS = ("log", "witness")  # folders of a data folder
+PROBE_BYTES = 4096  # size of the file that is written to a folder to test it
+PARTS = ("log", "witness")  # subfolders that the server creates in its data folder
 
 
 def summary(config: ServerConfig) -> list[tuple[str, str]]:
-    """What a configuration means: rows of a label and a text."""
+    """A summary of a configuration: rows of a label and a text."""
     node = config.node
     data = os.path.abspath(node.data_dir) if node.data_dir else "NONE: everything is in memory only"
     rows = [
@@ -41,7 +42,7 @@ def summary(config: ServerConfig) -> list[tuple[str, str]]:
 
 
 def problems(config: ServerConfig) -> list[str]:
-    """What prevents it from running on this machine; empty if nothing does."""
+    """The reasons why a server could not start here with this configuration; empty if it could."""
     lines = list(_of_folder("node.data_dir", config.node.data_dir))
     lines += _of_folder("node.record", config.node.record)
     listen = parse_address(config.node.listen)
@@ -53,7 +54,10 @@ def problems(config: ServerConfig) -> list[str]:
 
 
 def _of_folder(key: str, folder: str) -> Iterator[str]:
-    """Create the folder and write a file to it, as the server would, then remove both again."""
+    """Test a folder: create it and write a file to it, as the server would, then remove both.
+
+    Yields the problem if that fails.
+    """
     if not folder:
         return
     place = Path(folder).absolute()
@@ -65,7 +69,7 @@ def _of_folder(key: str, folder: str) -> Iterator[str]:
                 os.mkdir(at, 0o700)
                 made.append(at)
         doing = "write to"
-        # Existing parts may belong to another user who started the server before.
+        # If another user started the server before, existing subfolders belong to that user.
         for at in (place, *(place / part for part in PARTS)):
             if at == place or at.is_dir():
                 _write_probe(at)
@@ -76,7 +80,7 @@ def _of_folder(key: str, folder: str) -> Iterator[str]:
         yield f"{key}: cannot {doing} {at}: {why}; fix that, or change {key}"
     finally:
         for at in reversed(made):
-            with suppress(OSError):  # it is not empty any more
+            with suppress(OSError):  # another process has put files into it
                 os.rmdir(at)
 
 
@@ -95,6 +99,7 @@ def _write_probe(folder: Path) -> None:
 
 
 def _of_port(key: str, address: Address, kind: socket.SocketKind) -> Iterator[str]:
+    """Test an address by listening on it for a moment; yields the problem if that fails."""
     host, port = address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, kind) as probe:

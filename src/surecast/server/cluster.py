@@ -6,7 +6,8 @@
         cluster.kill("east-2")          # SIGKILL, to test failures
         cluster.start("east-2")
 
-Each process has its own file, data folder and log. All of them end with this process.
+Each process has its own configuration file, data folder and log. All of them are stopped when this
+process ends, however it ends. `surecast up`, `surecast demo` and tests use this.
 """
 
 import ctypes
@@ -30,25 +31,28 @@ from surecast.storage.modes import open_file
 
 __all__ = ["Cluster", "ClusterError"]
 
-LOOK_S = 0.1
-STOP_S_MAX = 20  # time to end after SIGTERM; then SIGKILL
-LAST_LINES = 12  # lines of its log shown if a process ends unexpectedly
-_PR_SET_PDEATHSIG = 1
+LOOK_S = 0.1  # interval between checks while waiting for processes to become ready
+STOP_S_MAX = 20  # a process that runs for longer after SIGTERM is killed
+LAST_LINES = 12  # the number of log lines that are shown if a process ends unexpectedly
+_PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
 class ClusterError(SurecastError):
-    """A process of the cluster did not come up; the message has the end of its log."""
+    """A process of the cluster ended or did not become ready; the message says which, and why."""
 
 
 class Cluster:
-    """A deployment's processes (see the module). `nodes` has all nodes by name, running or not."""
+    """A deployment's processes (see the module).
+
+    `nodes` has all nodes of the plan by name; `running` has those whose process runs.
+    """
 
     def __init__(self, layout: Layout, say: Callable[[str], None] = lambda text: None) -> None:
         self.layout = layout
         self.say = say
         self.nodes = {node.name: node for node in layout.nodes}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self._read: dict[str, int] = {}  # bytes of each log that `warnings` has read
+        self._read: dict[str, int] = {}  # how many bytes of each log `warnings` has read
 
     # ------------------------------------------------------------ start and stop
 
@@ -77,7 +81,7 @@ class Cluster:
         path = self.layout.log(node)
         os.close(open_file(path, os.O_WRONLY | os.O_CREAT))
         self._read[name] = path.stat().st_size
-        # Variables for [node] describe one node and must not apply to all of them.
+        # A variable such as SURECAST_NODE__HTTP would override the same key of every node.
         env = {key: v for key, v in os.environ.items() if not key.startswith("SURECAST_NODE__")}
         with path.open("ab") as log:
             self.running[name] = subprocess.Popen(
@@ -86,7 +90,7 @@ class Cluster:
                 stdout=log,
                 stderr=log,
                 env=env,
-                start_new_session=True,  # Ctrl-C reaches only this process, which stops them
+                start_new_session=True,  # Ctrl-C is sent only to this process; it stops the others
                 preexec_fn=_end_with_parent,
             )
 
@@ -145,7 +149,7 @@ class Cluster:
                 yield name, code
 
     def warnings(self) -> Iterator[str]:
-        """Lines of the logs since the last call with level warning or above."""
+        """The lines with level warning or above that were logged since the last call."""
         for name, node in self.nodes.items():
             path = self.layout.log(node)
             if name not in self._read or path.stat().st_size <= self._read[name]:
@@ -160,6 +164,7 @@ class Cluster:
                     yield line
 
     def last_lines(self, name: str) -> str:
+        """The last lines of a node's log, to be shown in an error message."""
         path = self.layout.log(self.nodes[name])
         lines = _tail(path).splitlines()[-LAST_LINES:]
         return "\n".join(f"  {line}" for line in lines) + f"\n  (all of it: {path})"
@@ -188,7 +193,7 @@ def check_ports(layout: Layout) -> None:
 
 
 def not_ready(node: Planned) -> list[str]:
-    """The reasons why a node is not ready; empty if it is."""
+    """The reasons why a node is not ready, from its HTTP port; empty if it is ready."""
     try:
         http_get(f"http://{node.http}/readyz", patience_s=2)
         return []
@@ -206,6 +211,6 @@ def _tail(path: Path, nbytes: int = 16 << 10) -> str:
 
 
 def _end_with_parent() -> None:
-    """Called in the child: have SIGTERM sent to it when its parent ends for any reason (Linux)."""
+    """Called in a new child process: ask Linux to send it SIGTERM when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,10 +1,11 @@
 """Configuration of a region server: the sections of its TOML file, and the rules between them.
 
-`[node]` is this process; `[regions.*]` and `[owners]` describe the deployment and are the same
-everywhere except for addresses, which are those at which *this* node reaches the others (a relay or
-a NAT may be in between). The other sections have defaults for all keys; every role of a replica
-(`core.roles`) has a section of its own name. `build` joins them into one `ServerConfig`, or raises
-a `ConfigError` that says what is wrong, where, and what is allowed.
+`[node]` describes this process. `[regions.*]` and `[owners]` describe the deployment. They are the
+same in the files of all nodes, except for addresses: these are the addresses at which *this* node
+reaches the others, through a relay or a NAT if there is one. The other sections have defaults for
+all keys. Each role of a replica, which is what one protocol adds to it (`core.roles`), has a
+section with its name. `build` joins all sections into one `ServerConfig`, or raises a `ConfigError`
+that says what is wrong, where, and what is allowed.
 """
 
 import difflib
@@ -44,15 +45,21 @@ _NAME_RULE = "letters, digits, '-', '_' and '.', at most 63, a letter or digit f
 class NodeConfig:
     """This process."""
 
-    region: str  # one of [regions]
-    data_dir: str  # the folder of its logs; "": in memory only, lost when the process ends
-    name: str = ""  # of a replica, as in its region's `replicas`; a witness needs none
-    role: Literal["replica", "witness"] = "replica"  # its role in its region
-    listen: str = "127.0.0.1:7400"  # host:port for clients, replicas and other regions (TCP, UDP)
-    http: str = "127.0.0.1:7480"  # host:port of health, metrics and status; "": none
-    token: str = ""  # required from nodes of the deployment, clients, and HTTP under /v1
-    insecure: bool = False  # allow addresses other than loopback: nothing is encrypted yet
-    record: str = ""  # folder to record every input in, for `surecast replay`; "": no recording
+    region: str  # the region that it belongs to, one of [regions]
+    # The folder in which it keeps its data; "": in memory only, lost when the process ends.
+    data_dir: str
+    # The name of a replica, one of those in its region's `replicas`; a witness needs no name.
+    name: str = ""
+    role: Literal["replica", "witness"] = "replica"  # what this process is in its region
+    # host:port to listen on for clients, replicas and other regions (TCP and UDP)
+    listen: str = "127.0.0.1:7400"
+    http: str = "127.0.0.1:7480"  # host:port of the HTTP port; "": no HTTP port
+    # The secret that other nodes, clients, and HTTP requests under /v1 must present; "": none.
+    token: str = ""
+    # Allow addresses other than loopback, although nothing is encrypted yet.
+    insecure: bool = False
+    # The folder in which every input is recorded, for `surecast replay`; "": no recording.
+    record: str = ""
 
     def validate(self) -> None:
         for key in ("listen", "http"):
@@ -75,9 +82,12 @@ class NodeConfig:
 class RegionConfig:
     """A region, as this node reaches it."""
 
-    replicas: dict[str, str]  # name = "host:port"; the first is the first head
-    witness: str = ""  # host:port of its witness; "": inside the only replica
-    http: dict[str, str] = field(default_factory=dict)  # name = "host:port", for `surecast status`
+    # name = "host:port" of each replica; the first one is the head of the chain at its first start.
+    replicas: dict[str, str]
+    # host:port of its witness; "": the witness runs inside the region's only replica.
+    witness: str = ""
+    # name = "host:port" of the replicas' HTTP ports, for `surecast status`.
+    http: dict[str, str] = field(default_factory=dict)
 
     def validate(self) -> None:
         check(self, "replicas", bool(self.replicas), "a region has at least one replica")
@@ -97,20 +107,35 @@ class RegionConfig:
 class HttpConfig:
     """Bounds of the HTTP port; its address is `node.http`."""
 
-    requests_max: int = 64  # complete requests at a time, health not counted; more get 503
-    requests_per_peer_max: int = 48  # of these, from one address; more get 503
-    connections_max: int = 256  # without a complete request; one more closes the longest waiting
-    connections_per_peer_max: int = 192  # of these, from one address (a reverse proxy is one)
-    header_bytes_max: int = 16 << 10  # request line and headers; larger ones get 431
-    body_bytes_max: int = 4 << 20  # of one request; a larger one gets 413
-    bodies_bytes_max: int = 64 << 20  # of all requests being received or published; more get 503
-    header_timeout_ns: int = 10 * SECOND  # for the headers to arrive; then the answer is 408
-    body_timeout_ns: int = 30 * SECOND  # for the body to arrive; then the answer is 408
-    response_timeout_ns: int = 30 * SECOND  # a client that does not read its answer is disconnected
-    idle_timeout_ns: int = 75 * SECOND  # a connection without a request is closed
-    publish_timeout_ns: int = 30 * SECOND  # for the region to answer; then the answer is 504
-    streams_max: int = 1_000  # shown separately, in metrics and status
-    log_every_ns: int = 10 * SECOND  # one log line for each kind of bad request, with a count
+    # Requests that are handled at a time, except for /healthz and /readyz; further ones get 503.
+    requests_max: int = 64
+    # Requests that are handled at a time for one client address; further ones get 503.
+    requests_per_peer_max: int = 48
+    # Connections that wait for their client: idle, sending a request, or not reading an answer.
+    # When there is one more, the server takes the client address that has most of them, and closes
+    # its connection that has waited longest.
+    connections_max: int = 256
+    # The same for one client address; all clients of a reverse proxy have one address.
+    connections_per_peer_max: int = 192
+    # Size of the request line and headers of one request; a larger one gets 431.
+    header_bytes_max: int = 16 << 10
+    body_bytes_max: int = 4 << 20  # size of the body of one request; a larger one gets 413
+    # Size of the bodies of all requests being received or published; further requests get 503.
+    bodies_bytes_max: int = 64 << 20
+    # Time for the headers of a request to arrive; after that, the answer is 408.
+    header_timeout_ns: int = 10 * SECOND
+    # Time for the body of a request to arrive; after that, the answer is 408.
+    body_timeout_ns: int = 30 * SECOND
+    # A client that does not read its answer for this time is disconnected.
+    response_timeout_ns: int = 30 * SECOND
+    idle_timeout_ns: int = 75 * SECOND  # a connection without a request is closed after this time
+    # Time for the region to answer a publish or a request about subscriptions; after that, the
+    # answer is 504.
+    publish_timeout_ns: int = 30 * SECOND
+    # Metrics and status show at most this number of streams, the first by name.
+    streams_max: int = 1_000
+    # Each kind of bad request is logged once in this time, with the number of further ones.
+    log_every_ns: int = 10 * SECOND
 
     def validate(self) -> None:
         for key in fields(self):
@@ -135,8 +160,9 @@ class ServerConfig:
     node: NodeConfig
     regions: dict[str, RegionConfig]
     owners: dict[str, str]
-    deployment: Deployment  # of a witness: this and `roles` are those of its region's first replica
-    roles: dict[str, Any]  # the configuration of each role, by its name
+    # A witness has no roles; its `deployment` and `roles` are those of its region's first replica.
+    deployment: Deployment
+    roles: dict[str, Any]  # the configuration of each role, by the role's name
     storage: StorageConfig
     runtime: RuntimeLimits
     limits: Limits
@@ -161,7 +187,7 @@ class ServerConfig:
         return not self.is_witness and not self.region.witness
 
 
-# Sections with one class each, besides those of the roles.
+# The sections that have a class, without those of the roles.
 SECTIONS: dict[str, type[Any]] = {
     "node": NodeConfig,
     "http": HttpConfig,
@@ -174,7 +200,7 @@ TABLES = ("regions", "owners")  # sections without a class
 
 
 def sections() -> dict[str, type[Any]]:
-    """The class of every section that has one: "node", "chain", "sprinkler.mesh"."""
+    """The configuration class of each section that has one, by name, such as "sprinkler.mesh"."""
     classes = dict(SECTIONS)
     for role in roles().values():
         assert role.name not in (*SECTIONS, *TABLES), f"{role.name} is a section of the server"
@@ -183,6 +209,7 @@ def sections() -> dict[str, type[Any]]:
 
 
 def _nested(section: str, cls: type[Any]) -> dict[str, type[Any]]:
+    """The class of a section and those of the sections below it."""
     classes = {section: cls}
     for name, hint in get_type_hints(cls).items():
         if isinstance(hint, type) and is_dataclass(hint):
@@ -191,7 +218,7 @@ def _nested(section: str, cls: type[Any]) -> dict[str, type[Any]]:
 
 
 def derived_fields(role: Role) -> set[str]:
-    """The fields of a role's configuration that follow from the deployment."""
+    """The fields of a role's configuration that follow from the deployment and cannot be set."""
     return set(role.derived(Deployment("r", "n", {"r": ("n",)}, "w")))
 
 
@@ -253,7 +280,7 @@ def _refuse_unknown(document: Mapping[str, Any]) -> None:
 
 
 def _refuse_misplaced(document: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a key that is in another section than its own."""
+    """Raise ConfigError for a key that belongs into another section."""
     derived = {name: derived_fields(role) for name, role in roles().items()}
     keys = {
         section: {field.name for field in fields(cls)} - derived.get(section, set())
@@ -310,7 +337,7 @@ def _regions(table: Any) -> dict[str, RegionConfig]:
 
 
 def _check_place(node: NodeConfig, regions: dict[str, RegionConfig]) -> None:
-    """Raise ConfigError if this node is not part of the deployment that it describes."""
+    """Raise ConfigError if this node is not part of the deployment in its own configuration."""
     if node.region not in regions:
         raise ConfigError(
             f"[node] region = {node.region!r}: there is no such region; [regions] has "

@@ -1,10 +1,12 @@
-"""Connections to the HTTP port and their bounds.
+"""The connections of the HTTP port: timeouts, and bounds on their number.
 
-A connection *waits for its client* while it is idle, while a request is incomplete and while an
-answer is not read. Each of these has a timeout, and the number of waiting connections has a bound.
-A new connection is always accepted. Above the bound, the server closes the connection that has
-waited longest, of the address with the most waiting ones. So slow clients cannot exclude others,
-and /healthz and /readyz can always be reached. Complete requests are counted in http.py.
+A connection *waits for its client* while it is idle, while a request is incomplete and while the
+client does not read an answer. Each of these states has a timeout, and the number of waiting
+connections has a bound. A new connection is always accepted. If that exceeds the bound, the server
+takes the client address with the most waiting connections and closes the one that has waited
+longest. So slow clients cannot exclude others, and /healthz and /readyz can always be reached.
+
+Connections whose request is complete have a separate bound, which http.py checks.
 """
 
 import asyncio
@@ -25,7 +27,8 @@ from surecast.server.limited_log import LimitedLog, printable
 
 __all__ = ["CLOSED", "HttpConnection", "HttpConnections"]
 
-CLOSED = "surecast.closed"  # key of a request's scope: the server gave it up, and logged that
+# Set in the ASGI scope of a request whose connection the server has closed (and logged that).
+CLOSED = "surecast.closed"
 
 
 class HttpConnections:
@@ -35,7 +38,8 @@ class HttpConnections:
         self.limits = limits
         self.log = log
         self.server_log = _ServerLog(log)
-        self.open: dict[HttpConnection, None] = {}  # those that have waited longest are first
+        # In the order in which they last began to wait: the longest waiting connection is first.
+        self.open: dict[HttpConnection, None] = {}
 
     def protocol(self) -> type[asyncio.Protocol]:
         """The class of this port's connections, for uvicorn."""
@@ -46,6 +50,7 @@ class HttpConnections:
         return Connection
 
     def began_to_wait(self, connection: "HttpConnection") -> None:
+        """Note that a connection begins to wait; close another one if there are too many."""
         self.open.pop(connection, None)
         self.open[connection] = None
         waiting = [other for other in self.open if other.waits_for_client]
@@ -75,7 +80,7 @@ class HttpConnections:
 
 
 class HttpConnection(H11Protocol):
-    """One connection: uvicorn's, with timeouts."""
+    """One connection: that of uvicorn, with timeouts. `cycle` is uvicorn's current request."""
 
     all: ClassVar[HttpConnections]
 
@@ -89,6 +94,7 @@ class HttpConnection(H11Protocol):
 
     @property
     def waits_for_client(self) -> bool:
+        """Whether the client, and not the server, has to act next (see the module)."""
         cycle = self.cycle
         working = cycle is not None and not cycle.response_complete and not cycle.more_body
         return not working or self.flow.write_paused
@@ -149,7 +155,7 @@ class HttpConnection(H11Protocol):
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn while it handles h11's exception about an invalid request."""
+        """Answer an invalid request; uvicorn calls this while it handles h11's exception."""
         problem = sys.exception()
         status = problem.error_status_hint if isinstance(problem, h11.RemoteProtocolError) else 400
         self._refuse(status, "not HTTP", f"this is not a valid HTTP request: {problem or msg}")
@@ -160,8 +166,8 @@ class HttpConnection(H11Protocol):
     # ------------------------------------------------------------ timers
 
     def _set_timers(self) -> None:
-        """Set the timers for incomplete headers, and for a body that is still arriving after its
-        request was answered."""
+        """Start or stop two timers: one for incomplete headers, and one for a body that is still
+        arriving after its request was answered."""
         if self.transport.is_closing():
             return
         receiving = self.conn.their_state
@@ -207,10 +213,10 @@ class HttpConnection(H11Protocol):
     # ------------------------------------------------------------ answers of the connection
 
     def _answer_frame(self) -> None:
-        """Answer a Surecast client or server that took this for a data port; it detects HTTP by the
-        first line of the answer.
+        """Answer a Surecast client or server that has connected to this port by mistake.
 
-        As HTTP, its frame would be an incomplete request, and the server would wait for the rest.
+        The sender recognises an HTTP port by the first line of the answer. Without this check, its
+        first frame would look like an incomplete request, and the server would wait for the rest.
         """
         text = "this is an HTTP port: Surecast clients connect to the data port (node.listen)"
         self.all.log.tell("frames at the HTTP port", f"connection from {self.peer}: {text}")
@@ -218,7 +224,7 @@ class HttpConnection(H11Protocol):
         self.transport.close()
 
     def _is_partial(self) -> bool:
-        """Whether part of a request was received, and no answer was begun."""
+        """Whether a request was received in part and its answer has not been begun."""
         if self.conn.their_state is h11.IDLE:
             return bool(self.conn.trailing_data[0])
         cycle = self.cycle
@@ -248,7 +254,7 @@ class HttpConnection(H11Protocol):
 
 
 class _ServerLog(logging.Logger):
-    """Receives uvicorn's log about connections. Its warnings are dropped: we write our own."""
+    """Receives uvicorn's log of connections. Warnings are dropped: HttpConnection logs its own."""
 
     def __init__(self, log: LimitedLog) -> None:
         super().__init__("surecast.server.uvicorn", logging.ERROR)

@@ -1,12 +1,13 @@
-"""The segments of a stream on this server's disk, for readers with access to its files.
+"""The answer of `/v1/streams/NAME/files`: where a stream's events are on this server's disk.
 
-A reader on the same machine (or with the same disks mounted) maps the segments itself instead of
-receiving the events. It needs to know which parts of which segments currently hold the positions,
-and which of these positions are void: files are not rewritten for each event that becomes obsolete.
-Files are removed when a move or a compaction has replaced them; a reader that misses a file repeats
-the request.
+The store keeps older events in *segment* files (`storage.segment_file`). A reader on the same
+machine, such as a Spark task, maps these files itself instead of receiving the events. It has to
+know which segments hold the positions that it reads, and which of the positions are void (obsolete
+by the stream's retention rule): a file is not rewritten for each event that becomes obsolete.
 
-Only committed positions that retention has processed are included.
+The server removes a segment file when background work has copied its events to another one. A
+reader that finds a file missing repeats the request. The answer has only committed positions that
+the retention rule has processed.
 """
 
 from typing import Final
@@ -23,35 +24,38 @@ from surecast.storage.segments import SegmentStore
 
 __all__ = ["FileExtent", "StreamFiles", "files_of"]
 
-RUNS_MAX: Final = 100_000  # void ranges in one answer; then it is about fewer positions
-EXTENTS_MAX: Final = 256  # in one answer
+# An answer that would exceed one of these bounds covers fewer positions than requested.
+RUNS_MAX: Final = 100_000  # ranges of void positions, for each reason
+EXTENTS_MAX: Final = 256
 
 
 class FileExtent(msgspec.Struct, array_like=True):
-    """Positions [lo, hi) are in this run of this segment, whose index has this checksum."""
+    """Positions [lo, hi) are in this part of a segment file."""
 
-    segment: int
-    run: int
+    segment: int  # the number in the file's name
+    run: int  # the number of the run, which is the part of the file that belongs to one log
     lo: int
     hi: int
-    index_crc: int
+    index_crc: int  # the checksum of the run's index, to detect that the file is a different one
 
 
 class StreamFiles(msgspec.Struct):
-    """Positions [lo, hi), possibly fewer than requested. Those without an extent are not in
-    segments."""
+    """Where positions [lo, hi) of a stream are; they may be fewer than requested. Positions that
+    are neither void nor in an extent are not in files: readers get their events from the server."""
 
     stream_id: str
-    directory: str  # "": nothing is kept on disk
+    directory: str  # the folder of the segment files; "": this server keeps nothing on disk
     lo: int
     hi: int
-    voids: dict[str, bytes]  # by reason: IntervalSet.to_bytes
+    voids: dict[str, bytes]  # the void positions by reason, encoded by IntervalSet.to_bytes
     extents: list[FileExtent]
 
 
 def files_of(server: RegionServer, name: str, lo: int, hi: int) -> StreamFiles | None:
-    """The files of a stream, or None if there is no such stream. Call it in the event loop's
-    thread; it changes nothing."""
+    """The files of a stream, or None if there is no such stream.
+
+    Must be called in the event loop's thread. It changes nothing.
+    """
     if server.replica is None:
         return None
     info = server.streams.named(name)
@@ -77,7 +81,10 @@ def files_of(server: RegionServer, name: str, lo: int, hi: int) -> StreamFiles |
 
 
 def _voids(stream: StreamState, lo: int, hi: int) -> tuple[dict[int, IntervalSet], int]:
-    """The void positions of [lo, hi) by reason, and the end up to which they are complete."""
+    """The void positions of [lo, hi) by reason, and the end up to which they are listed.
+
+    That end is below `hi` if a reason has more than RUNS_MAX ranges.
+    """
     voids = {reason: runs.clip(lo, hi) for reason, runs in stream.index.voids.items()}
     for intervals in voids.values():
         if intervals.runs > RUNS_MAX:
@@ -88,6 +95,7 @@ def _voids(stream: StreamState, lo: int, hi: int) -> tuple[dict[int, IntervalSet
 def _extents(
     store: SegmentStore, stream: StreamState, lo: int, hi: int
 ) -> tuple[list[FileExtent], int]:
+    """The extents that hold [lo, hi), and the end up to which they are listed."""
     found: list[FileExtent] = []
     if lo >= hi or stream.quarantined:
         return found, hi
@@ -100,7 +108,7 @@ def _extents(
             mapped = piece.segment.shelf.mapped(piece.segment.number)
             crc = mapped.run(piece.run).index_crc
         except StorageError:
-            continue  # damaged: reported when the server itself reads there
+            continue  # the file is damaged; the server reports that when it reads there itself
         found.append(
             FileExtent(piece.segment.number, piece.run, max(lo, piece.lo), min(hi, piece.hi), crc)
         )

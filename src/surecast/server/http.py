@@ -1,14 +1,16 @@
-"""The HTTP port: health, metrics, status, streams, publishing, and commands for operators.
+"""The HTTP port of a server: health, metrics, status, publishing, and commands for operators.
 
-It runs in the event loop of the nodes, so it reads their machines directly (status.py); it changes
-them only by giving a node an input. Requests under /v1 need the token, if there is one, and allow
-only the query parameters in the table of operations (operations.py): a misspelt one is refused, not
-ignored. Changing requests are refused to web pages (an Origin header), which could otherwise send
-them through a browser on this machine.
+The port runs in the event loop of the nodes. So its handlers may read the state of the nodes'
+machines directly (status.py). They change it only by giving a node an input.
 
-A complete request takes one of the places of `http.requests_max`; /healthz and /readyz need none.
-Bounds on connections are in connections.py. Bad requests are answered 400 and logged with one line
-for each kind of problem (limited_log.py).
+Requests under /v1 need the token if one is configured. They may have only the query parameters in
+the table of operations (operations.py): a misspelt parameter is refused, not ignored. POST and
+DELETE requests with an Origin header are refused. They come from a web page, and a page that is
+open on this machine could otherwise change streams without its user's knowledge.
+
+At most `http.requests_max` complete requests are handled at a time; /healthz and /readyz are not
+counted. connections.py bounds the number of connections. Bad requests are answered 400, and
+limited_log.py bounds the number of log lines about them.
 """
 
 import asyncio
@@ -55,8 +57,8 @@ __all__ = ["HttpPort", "make_app"]
 
 log = logging.getLogger("surecast.server")
 
-STOP_S_MAX = 2  # for requests in progress when the process ends
-ORDINARY = (401, 403, 404, 405, 409)  # refusals that are not logged
+STOP_S_MAX = 2  # time for requests in progress to finish when the process ends
+ORDINARY = (401, 403, 404, 405, 409)  # answers that are not logged
 LOOKING = ("GET", "HEAD")  # methods that change nothing
 FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")  # headers that a proxy adds
 
@@ -127,7 +129,7 @@ def _bind(address: Address) -> socket.socket:
 
 
 class CheckedApp:
-    """Refuses requests whose text is not UTF-8; logs what the application raises."""
+    """Wraps the application: refuses requests whose text is not UTF-8, and logs exceptions."""
 
     def __init__(self, app: ASGIApp, log: LimitedLog) -> None:
         self.app = app
@@ -147,7 +149,10 @@ class CheckedApp:
 
 
 def _not_utf8(scope: Scope) -> str:
-    """What is not UTF-8, or "". Decoders would replace such bytes by U+FFFD."""
+    """An error text if the path or the query is not UTF-8, else "".
+
+    Without this check, decoders would replace the invalid bytes by U+FFFD.
+    """
     parts = {
         "raw_path": "the path is not UTF-8",
         "query_string": "the query is not UTF-8; send such a key as key_base64 of a JSON line",
@@ -186,7 +191,7 @@ def make_app(
 
 
 class Pages:
-    """A method per route."""
+    """The handlers of requests: one method for each operation, and the checks before it."""
 
     def __init__(self, server: RegionServer, publishing: Publishing, log: LimitedLog) -> None:
         self.server = server
@@ -194,11 +199,11 @@ class Pages:
         self.named = HttpSubscriptions(server, publishing)
         self.limits = server.config.http
         self.log = log
-        self.requests: Counter[str] = Counter()  # complete and not answered yet, by address
-        self.bodies_bytes = 0  # of requests being received or published
+        self.requests: Counter[str] = Counter()  # complete requests not answered yet, by address
+        self.bodies_bytes = 0  # size of the bodies of all requests being received or published
 
     def handler(self, operation: Operation) -> Handler:
-        """The handler of an operation, with all checks before it."""
+        """The handler of an operation, wrapped in the checks that the operation needs."""
         handler: Handler = getattr(self, operation.handler)
         if operation.counted:
             handler = self.counted(handler)
@@ -207,7 +212,7 @@ class Pages:
         return handler
 
     def guarded(self, handler: Handler) -> Handler:
-        """`handler` with a check of the token; changing requests of web pages are refused."""
+        """`handler` with a check of the token, and of the Origin header (see the module)."""
 
         @wraps(handler)
         async def handle(request: Request) -> Response:
@@ -237,7 +242,7 @@ class Pages:
         return handle
 
     def counted(self, handler: Handler) -> Handler:
-        """`handler` with a place of `http.requests_max`."""
+        """`handler` with a check that no more than `http.requests_max` requests run."""
 
         @wraps(handler)
         async def handle(request: Request) -> Response:
@@ -356,6 +361,7 @@ class Pages:
             raise HTTPException(404, "a witness keeps no streams; use a replica of the region")
 
     def _operator(self, request: Request) -> None:
+        """Refuse a command for operators unless it comes from this machine and is confirmed."""
         self._need_replica()
         here = request.client is not None and is_loopback(request.client.host)
         if not here or any(name in request.headers for name in FORWARDED):
@@ -373,7 +379,7 @@ class Pages:
 
     @contextmanager
     def _place(self, request: Request) -> Iterator[None]:
-        """Hold one of the places for complete requests, or answer 503."""
+        """Count a complete request while it is handled; answer 503 if there are too many."""
         peer = request.client.host if request.client is not None else ""
         if self.requests.total() >= self.limits.requests_max:
             raise HTTPException(503, "too many requests at a time (http.requests_max)")
@@ -391,7 +397,7 @@ class Pages:
 
     @asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
-        """The whole body. Its bytes count until the caller is done with it."""
+        """The whole body of a request. `bodies_bytes` includes it until the block ends."""
         parts: list[bytes] = []
         try:
             await self._receive(request, parts)
@@ -400,6 +406,7 @@ class Pages:
             self.bodies_bytes -= sum(map(len, parts))
 
     async def _receive(self, request: Request, parts: list[bytes]) -> None:
+        """Append the parts of the body to `parts` as they arrive, and count their bytes."""
         limit_s = self.limits.body_timeout_ns / 1e9
         nbytes = 0
         try:

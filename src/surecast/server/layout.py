@@ -1,7 +1,8 @@
-"""The plan of a deployment on one machine: its processes, their ports, and a file for each.
+"""Plans a deployment on one machine: its processes, their ports, and a configuration file for each.
 
-`surecast serve` reads these files. To distribute the regions over several machines, copy them and
-replace 127.0.0.1 by the machines' addresses.
+`surecast up`, `surecast demo`, benchmarks and tests use such plans. `surecast serve` reads the
+files. To distribute the regions over several machines, copy the files and replace 127.0.0.1 by the
+machines' addresses.
 """
 
 import json
@@ -18,20 +19,20 @@ from surecast.storage.modes import FOLDER, opener, set_mode
 __all__ = ["Layout", "Planned", "lay_out", "node_count", "plan", "region_names"]
 
 REGION_NAMES = ("east", "west", "north")
-HTTP_OFFSET = 80  # from a node's data port to its HTTP port; larger if there are more nodes
+HTTP_OFFSET = 80  # a node's HTTP port is its data port + 80, or + the number of nodes if larger
 PORT_MAX = 65_535
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One process."""
+    """One process of a plan."""
 
     name: str  # the node's name in messages
     region: str
-    role: str
+    role: str  # "replica" or "witness"
     listen: str
     http: str  # "": it has no HTTP port
-    config: Path
+    config: Path  # the path of its configuration file
 
     @property
     def url(self) -> str:
@@ -40,11 +41,13 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
+    """A plan: its processes, and the folder for their configuration, data and logs."""
+
     folder: Path
     nodes: list[Planned] = field(default_factory=list)
     in_memory: bool = False
-    # (region, node of another region) → the address at which that region reaches the node, if it is
-    # not the node's own: there is a relay or a NAT in between.
+    # (region, node of another region) → the address at which the region reaches the node. It is
+    # missing if that is the node's own address, without a relay or a NAT in between.
     through: Mapping[tuple[str, str], str] = field(default_factory=dict)
     # Further sections of every node's configuration; keys of "node" are added to the node's own.
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -71,8 +74,8 @@ class Layout:
                 file.write(self.text(node))
 
     def _make(self, part: str) -> None:
-        """Create a folder that only its owner may read: files may have tokens, logs have names of
-        streams."""
+        """Create a subfolder that only its owner may read: configuration files may have tokens,
+        and logs have names of streams."""
         folder = self.folder / part
         folder.mkdir(FOLDER, parents=True, exist_ok=True)
         set_mode(folder, FOLDER)
@@ -92,13 +95,13 @@ class Layout:
         kept.write_text(shape + "\n")
 
     def owners(self) -> dict[str, str]:
-        """Prefix of a stream's name → region. Each region owns the streams with its own name as
-        prefix, and the first region all others."""
+        """The region that owns each prefix of stream names. Each region owns the streams that have
+        its own name as prefix; the first region owns all others."""
         first, *rest = self.regions()
         return {"": first, **{region: region for region in rest}}
 
     def document(self, node: Planned) -> dict[str, Any]:
-        """The configuration of one node, as in its file."""
+        """The configuration of one node, as a TOML document."""
         own = {"name": node.name} if node.role == "replica" else {}
         own |= {"role": node.role, "region": node.region, "listen": node.listen, "http": node.http}
         own["data_dir"] = "" if self.in_memory else str(self.data(node).absolute())
@@ -124,7 +127,7 @@ class Layout:
         return section
 
     def text(self, node: Planned) -> str:
-        """The file of one node."""
+        """The text of one node's configuration file."""
         document = self.document(node)
         own, regions, owners = (document.pop(name) for name in ("node", "regions", "owners"))
         lines = [
@@ -151,7 +154,8 @@ def _section(name: str, values: Mapping[str, Any]) -> list[str]:
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{_toml(key)} = {_toml(one)}' for key, one in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False)  # numbers, lists, booleans and strings alike
+    # JSON and TOML have the same syntax for numbers, lists, booleans and strings.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def region_names(regions: int) -> list[str]:
@@ -171,7 +175,7 @@ def lay_out(
     in_memory: bool = False,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Layout:
-    """A deployment on these ports; `sizes` has the number of replicas of each region.
+    """A plan with these ports; `sizes` has the number of replicas of each region.
 
     Regions of several replicas have a witness each. Without `http_ports` no node has an HTTP port.
     """
@@ -200,7 +204,7 @@ def lay_out(
 def plan(
     folder: Path, regions: int, replicas: int, base_port: int, in_memory: bool = False
 ) -> Layout:
-    """A deployment of `regions` regions with `replicas` replicas each, on consecutive ports."""
+    """A plan of `regions` regions with `replicas` replicas each, on consecutive ports."""
     sizes = dict.fromkeys(region_names(regions), replicas)
     nodes = node_count(sizes)
     http_port = base_port + max(HTTP_OFFSET, nodes)

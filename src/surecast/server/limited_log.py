@@ -1,6 +1,8 @@
-"""A log for problems caused by clients: one line per kind, then a count every few seconds.
+"""The log of the HTTP port for problems caused by clients, with a bound on its lines.
 
-A client that sends bad requests in a loop must not fill the disk that holds the log.
+The first problem of a kind is logged at once. Further ones of that kind are counted, and the count
+is logged every few seconds. So a client that sends bad requests in a loop cannot fill the disk with
+log lines.
 """
 
 import asyncio
@@ -9,23 +11,23 @@ import logging
 __all__ = ["LimitedLog", "printable"]
 
 KINDS_MAX = 100  # kinds counted separately; more are counted together
-TEXT_MAX = 300  # characters of a line
+TEXT_MAX = 300  # longer texts are cut to this number of characters
 
 
 class LimitedLog:
-    """Must be used in the event loop's thread."""
+    """A logger for problems, by kind (see the module). Must be used in the event loop's thread."""
 
     def __init__(self, log: logging.Logger, name: str, every_ns: int) -> None:
         self.log = log
         self.name = name
         self.every_s = every_ns / 1e9
-        self._held: dict[str, str] = {}  # kind → the last line that was not logged
-        self._counts: dict[str, int] = {}  # kind → lines not logged since the last logged one
+        self._held: dict[str, str] = {}  # kind → the last text that was only counted
+        self._counts: dict[str, int] = {}  # kind → texts counted since the kind was last logged
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def tell(self, kind: str, text: str, problem: BaseException | None = None) -> None:
-        """Log `text` with the traceback of `problem`; only count it if its kind was logged within
-        the last `every_ns`."""
+        """Log `text`, with the traceback of `problem` if there is one. Only count it if its kind
+        was logged within the last `every_ns`."""
         if kind not in self._counts and len(self._counts) >= KINDS_MAX:
             kind = "other"
         if kind in self._counts:
@@ -57,6 +59,7 @@ class LimitedLog:
             del self._counts[kind]
 
     def _log_count(self, kind: str) -> bool:
+        """Log how many texts of this kind were counted; False if there were none."""
         count = self._counts[kind]
         if count:
             last = printable(self._held.pop(kind))

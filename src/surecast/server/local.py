@@ -1,14 +1,15 @@
-"""A region inside the caller's own event loop, on loopback: one replica, and its witness.
+"""A region inside the caller's own event loop, on loopback, for `surecast.local()` and tests.
 
-A *witness* is the configuration service of a chain: it decides which replicas are its members.
+The region has one replica and its *witness*, the service that decides which replicas are members of
+a region's chain.
 
     region = LocalRegion()
     await region.start()
     client = surecast.connect(region.url)
     await region.stop()
 
-This runs the code of the real server in the caller's process. With a data folder, acknowledged
-events are available again after the next start. Without one they are lost when the region stops.
+Both run the code of the real server. With a data folder, acknowledged events are available again
+after the next start. Without one they are lost when the region stops.
 """
 
 from dataclasses import fields
@@ -24,15 +25,16 @@ __all__ = ["LocalRegion"]
 
 
 class LocalRegion:
-    """One replica and its witness (see the module). Use all methods in its event loop's thread."""
+    """One replica and its witness (see the module). All methods must be called in the event loop's
+    thread."""
 
     def __init__(
         self, data_dir: Path | str | None = None, name: str = "local", start: str = "ask"
     ) -> None:
-        """`data_dir` is the data folder; None: keep everything in memory.
+        """`data_dir` is the data folder; with None, everything is kept in memory.
 
-        `start` says what to do with a damaged folder. With "ask", starting raises StorageError.
-        With "trust", the region continues with what can be read.
+        `start` says what to do with a damaged folder. With "ask", `start()` raises StorageError.
+        With "trust", the region continues with the data that can be read.
         """
         if start not in ("ask", "trust"):
             raise ConfigError(f"start is {start!r}; use 'ask' or 'trust'")
@@ -54,8 +56,8 @@ class LocalRegion:
         self.server: RegionServer | None = None
 
     async def start(self) -> None:
-        """Listen for clients. The chain is created a moment after this returns; until then
-        requests of clients wait."""
+        """Listen for clients. The chain begins to work a moment after this returns; requests of
+        clients wait until then."""
         if self.server is not None:
             raise UsageError("this region is running already; stop it first")
         server = RegionServer(self.config)
@@ -68,8 +70,8 @@ class LocalRegion:
         self.server = server
 
     def _check(self, server: RegionServer) -> None:
-        """Raise StorageError if the disk is damaged. A server would report this as an alarm, which
-        nobody would see here."""
+        """Raise StorageError if the disk is damaged. A server process raises an alarm instead, but
+        in a local region nobody would see it."""
         if self.trusting:
             return
         if why := server.chain().damage:
@@ -80,7 +82,8 @@ class LocalRegion:
             )
 
     async def stop(self) -> None:
-        """Drain, write what is queued, close. The region may be started again."""
+        """Answer the publishes in progress, write queued data, close. `start` may be called
+        again."""
         server, self.server = self.server, None
         if server is not None:
             await server.drain()
@@ -96,6 +99,6 @@ class LocalRegion:
 
 
 def _roles_with_start() -> list[str]:
-    """The roles that have the setting `start`: whether to trust the disk after a start."""
+    """The names of the roles that have the setting `start`: whether to trust a damaged disk."""
     known = roles().items()
     return [name for name, role in known if "start" in {key.name for key in fields(role.config)}]

@@ -1,4 +1,8 @@
-"""`/metrics` for Prometheus: the values are read in the event loop and formatted in a thread."""
+"""The metrics of a server in the format of Prometheus, for `/metrics`.
+
+A `Scrape` is constructed in the event loop, where it copies the values. Its `text` is formatted in
+another thread, because that is slow.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -42,7 +46,7 @@ STREAM_GAUGES = {
 
 
 class Scrape(Collector):
-    """The metrics of a server at one time; `text` is slow and may run in another thread."""
+    """The metrics of a server at one time (see the module)."""
 
     def __init__(self, server: RegionServer, streams_max: int) -> None:
         self.status = look(server, streams_max)
@@ -59,7 +63,7 @@ class Scrape(Collector):
         return generate_latest(registry)
 
     def describe(self) -> list[Family]:
-        return []  # known only when collected
+        return []  # the names of the roles' metrics are known only when they are collected
 
     def collect(self) -> Iterator[Family]:
         status, node = self.status, self.status.node
@@ -145,7 +149,7 @@ def _of_roles(metrics: list[Metric]) -> Iterator[Family]:
 
 
 def _counters(server: RegionServer) -> Iterator[Family]:
-    """The counters of machines and drivers: messages handled, and other occurrences, by name."""
+    """The counters of the nodes: messages handled by type, and other occurrences by name."""
     handled = CounterMetricFamily(
         "surecast_messages", "messages handled", labels=["protocol", "message"]
     )
@@ -162,7 +166,7 @@ def _counters(server: RegionServer) -> Iterator[Family]:
         for what, count in sorted(node.counters.items()):
             driver.add_metric([f"{what}" if node is server.nodes[0] else f"witness_{what}"], count)
         layers: Any = getattr(node.machine, "layers", {"": node.machine})
-        counters = next(iter(layers.values())).counters  # the layers of a node share one
+        counters = next(iter(layers.values())).counters  # all layers of a node share one Counter
         for what, count in sorted(counters.items()):
             if "/" in what:
                 handled.add_metric(what.split("/", 1), count)

@@ -1,10 +1,11 @@
-"""Events as lines of JSON, in the same format at the HTTP port and in the shell.
+"""Parses events given as lines of JSON; the HTTP port and `surecast publish` use the same format.
 
     {"key": "user:42", "value": "some text"}
     {"key_base64": "AP8=", "value_base64": "AP8="}
 
-A value that is neither text nor null is encoded as its JSON text. The output of `surecast subscribe
---json` is accepted, too: only its key and value are used, and lines of kind "void" are refused.
+A value that is neither text nor null is published as its JSON text. The output of `surecast
+subscribe --json` is accepted as input, too. Only its keys and values are used. Its lines of kind
+"void", which report obsolete positions, are refused.
 """
 
 import base64
@@ -21,12 +22,16 @@ __all__ = ["Pair", "as_json", "parse_line", "parse_lines", "parse_slices"]
 Pair = tuple[bytes | None, bytes]  # key, value
 
 _KNOWN = {"key", "key_base64", "value", "value_base64"}
-_SHOWN = {"stream", "seq", "time", "kind", "range", "reason", "tag", "tag_base64"}  # by subscribe
+# Further fields in the output of `surecast subscribe --json`.
+_SHOWN = {"stream", "seq", "time", "kind", "range", "reason", "tag", "tag_base64"}
 _decoder = msgspec.json.Decoder()
 
 
 def parse_lines(lines: Iterable[bytes], first: int = 1) -> Iterator[Pair]:
-    """The events in `lines`; empty lines are skipped. Raises UsageError with the line's number."""
+    """The events in `lines`; empty lines are skipped. `first` is the number of the first line.
+
+    Raises UsageError with the number of the line that is wrong.
+    """
     for number, line in enumerate(lines, first):
         if line.strip():
             try:
@@ -36,7 +41,7 @@ def parse_lines(lines: Iterable[bytes], first: int = 1) -> Iterator[Pair]:
 
 
 def parse_slices(body: bytes, lines_max: int) -> Iterator[list[Pair]]:
-    """The events in `body`, in slices of at most `lines_max` lines."""
+    """The events in `body`, as lists with the events of at most `lines_max` lines each."""
     at, number = 0, 0
     while at < len(body):
         lines: list[bytes] = []
@@ -67,7 +72,7 @@ def parse_line(line: bytes) -> Pair:
 
 
 def as_json(name: str, data: bytes | None) -> dict[str, str | None]:
-    """The JSON field for `data`: text if it is UTF-8, else base64."""
+    """The JSON field for `data`: {name: text} if `data` is UTF-8, else {name_base64: ...}."""
     if data is None:
         return {name: None}
     try:

@@ -1,8 +1,8 @@
-"""From configuration to nodes: their machines, stores and address books.
+"""Builds the nodes of a server from its configuration: their machines, stores and address books.
 
-Machines are built from plain data by the functions in `BUILDS`, because a recording names the
-function with which a replay builds the machine again. A node that listens on port 0 sends its
-clients the port chosen by the system.
+A server can record the inputs of its machines (`node.record`), and `surecast replay` repeats them.
+For that, the replay has to build the same machine. So machines are built from plain data by a
+function in `BUILDS`; the recording contains the data and the function's name.
 """
 
 import secrets
@@ -40,7 +40,8 @@ WITNESS: Final = "witness"
 def build_replica(ctx: NodeContext, args: dict[str, Any]) -> Machine:
     """A region's replica; `args` comes from `replica_args`.
 
-    It has the roles named in `args`: a recording is replayed with the roles it was made with.
+    It has exactly the roles named in `args`, so that a recording is replayed with the roles that it
+    was made with, even if the registry has more roles now.
     """
     known = roles()
     if unknown := [name for name in args["roles"] if name not in known]:
@@ -59,7 +60,7 @@ def build_witness(ctx: NodeContext, args: dict[str, Any]) -> Machine:
     return witness({args["region"]: tuple(args["replicas"])}, ctx.disk, Counter())
 
 
-# The names of build functions in recordings of servers.
+# The build functions, by their names in recordings.
 BUILDS: Final[dict[str, Callable[[NodeContext, dict[str, Any]], Machine]]] = {
     REPLICA: build_replica,
     WITNESS: build_witness,
@@ -67,7 +68,7 @@ BUILDS: Final[dict[str, Callable[[NodeContext, dict[str, Any]], Machine]]] = {
 
 
 def replica_args(config: ServerConfig, deployment: Deployment) -> dict[str, Any]:
-    """The roles' configurations as plain data."""
+    """The configurations of all roles as plain data, for `build_replica`."""
     made = {
         name: replace(config.roles[name], **role.derived(deployment))
         for name, role in roles().items()
@@ -84,7 +85,7 @@ def witness_args(config: ServerConfig) -> dict[str, Any]:
 
 
 def open_store(config: ServerConfig, part: str) -> Store:
-    """The disk of a node: `part` of its data folder, or memory if it has none."""
+    """The store of a node: the subfolder `part` of its data folder, or memory without one."""
     if not config.node.data_dir:
         return MemoryStore(MemoryDisk(config.storage.memory_bytes_max))
     folder = Path(config.node.data_dir) / part
@@ -99,7 +100,8 @@ def open_store(config: ServerConfig, part: str) -> Store:
 
 
 def replica_node(config: ServerConfig, inside: Node | None = None) -> Node:
-    """This region's replica; `inside` is the witness inside this process, already listening."""
+    """The node of this region's replica. `inside` is the witness if it runs in this process; it
+    must be listening already."""
     store = open_store(config, "log")
     args = replica_args(config, config.deployment)
 
@@ -108,6 +110,7 @@ def replica_node(config: ServerConfig, inside: Node | None = None) -> Node:
         host, port = parse_address(config.region.replicas[config.name])
         if port:
             return build_replica(ctx, args)
+        # The configured port is 0: clients are sent the port that the system has chosen.
         own = {config.name: show_address((host, node.address[1]))}
         addresses = {**config.deployment.addresses, **own}
         return build_replica(
@@ -122,7 +125,8 @@ def replica_node(config: ServerConfig, inside: Node | None = None) -> Node:
 
 
 def witness_node(config: ServerConfig) -> Node:
-    """The region's witness; inside a replica, it listens for that replica alone."""
+    """The node of the region's witness. In a replica's process it listens on loopback, on any free
+    port, because only that replica connects to it."""
     listen = config.node.listen if config.is_witness else "127.0.0.1:0"
     args = witness_args(config)
     store = open_store(config, "witness")
@@ -154,7 +158,8 @@ def _node(
     listen: str,
 ) -> Node:
     codec = Codec(message_types(), config.limits)
-    seed = secrets.token_hex(16)  # stream ids are drawn from it: it must differ in every run
+    # The node's random numbers, such as ids of new streams, derive from it. So it must not repeat.
+    seed = secrets.token_hex(16)
     try:
         recorder = None
         if config.node.record:
@@ -180,6 +185,7 @@ def _node(
 
 
 def _book(config: ServerConfig, me: Peer) -> AddressBook:
+    """The addresses of all other nodes of the deployment."""
     book = AddressBook()
     for region, known in config.regions.items():
         places = {**known.replicas, witness_name(region): known.witness}
@@ -202,7 +208,9 @@ def _recorder(
     modes.make_folder(folder)
     path = recording_path(folder, name, store.incarnation)
     number = 1
-    while path.exists():  # the data folder was replaced by an older copy
+    # The name has the number of the start. It exists if the data folder was replaced by an older
+    # copy, because that also has an older number.
+    while path.exists():
         number += 1
         path = path.with_name(f"{path.stem.partition('~')[0]}~{number}.rec")
     return Recorder(

@@ -1,10 +1,10 @@
-"""The operations of the HTTP port, as one table.
+"""The operations of the HTTP port, as one table: paths, query parameters, answers.
 
-http.py creates its routes from it and refuses query parameters that are not in it; openapi.py
-generates the description of the port from it. So the port and its description cannot differ.
+http.py creates its routes from the table and refuses query parameters that are not in it.
+openapi.py generates the description of the port from the same table, so the two cannot differ.
 
-Required parameters and values of parameters are checked by the handlers in http.py, after the
-authorization.
+The values of parameters, and whether a required one is missing, are checked by the handlers in
+http.py.
 """
 
 import difflib
@@ -68,11 +68,11 @@ class SubscriptionList(msgspec.Struct):
     """A page of named subscriptions. A subscription to many streams may span several pages."""
 
     subscriptions: list[SubscriptionInfo]
-    next: str  # `after` of the next page; empty on the last page
+    next: str  # the value of `after` that requests the next page; empty on the last page
 
 
 class SubscriptionReset(msgspec.Struct):
-    """The position of a named subscription in each stream that it was reset in."""
+    """The new position of a named subscription in each stream in which it was reset."""
 
     subscription: str
     positions: dict[str, int]
@@ -115,25 +115,27 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A method of a path, and the method of `http.Pages` that answers it."""
+    """One HTTP method of one path."""
 
     path: str
-    handler: str
+    handler: str  # the name of the method of `http.Pages` that answers it
     summary: str
-    answers: dict[int, Any]  # code → a type of ANSWERS, or a schema
+    answers: dict[int, Any]  # status code → a type of ANSWERS, or a JSON schema
     method: Literal["GET", "POST", "DELETE"] = "GET"
     query: tuple[Parameter, ...] = ()
     body: dict[str, Any] | None = None  # media type → OpenAPI's description of it
-    media: str = "application/json"  # of the answers
-    counted: bool = True  # takes one of the places of http.requests_max before it is handled
+    media: str = "application/json"  # the Content-Type of the answers
+    # Whether the request counts for http.requests_max. A publish is counted later, by its handler,
+    # when its body is complete.
+    counted: bool = True
 
     @property
     def guarded(self) -> bool:
-        """Whether it needs the token and refuses unknown parameters."""
+        """Whether requests need the token and may have only the parameters in `query`."""
         return self.path.startswith("/v1/")
 
     def wrong_query(self, names: Iterable[str]) -> str:
-        """What is wrong with query parameters of these names; "" if nothing is."""
+        """An error text if a request may not have query parameters of these names, else ""."""
         known = [parameter.name for parameter in self.query]
         repeated = [parameter.name for parameter in self.query if parameter.repeated]
         for name, count in Counter(names).items():

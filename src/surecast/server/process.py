@@ -1,9 +1,10 @@
-"""The process of `surecast serve`: start, log readiness and alarms, stop in order.
+"""The process of `surecast serve`: starts the server, logs readiness and alarms, handles signals.
 
-SIGTERM and SIGINT drain: publishes in progress are answered, sessions are closed, the disk is
-written, exit code 0. A second signal ends the process at once; acknowledged events are on disk in
-any case. A node that cannot continue (its disk is damaged, or a machine of ours has a bug) ends the
-process with exit code 1 and a message that says what happened and what to do.
+SIGTERM and SIGINT drain the server: it answers publishes in progress, closes its sessions, writes
+queued data to the disk, and ends with exit code 0. A second signal ends the process at once;
+acknowledged events are on disk in any case. If a node cannot continue, because its disk failed or
+its state machine raised an exception (a bug), the process ends with exit code 1 and a message that
+says what happened and what to do.
 """
 
 import asyncio
@@ -28,13 +29,14 @@ __all__ = ["prepare", "serve"]
 
 log = logging.getLogger("surecast.server")
 
-LOOK_S = 0.2  # how often alarms are checked
-LASTS = 3  # checks after which an alarm is logged: short ones at a start are not
+LOOK_S = 0.2  # interval between checks of the alarms
+LASTS = 3  # an alarm is logged at its third check, because alarms during a start are often short
 
 
 def prepare(config: ServerConfig) -> None:
-    """Set up the log and load the kernels. If they have to be compiled, that takes some seconds, in
-    which signals are not answered once the event loop runs."""
+    """Set up the log and load the compiled kernels. Call it before the event loop runs: if the
+    kernels have to be compiled, that takes some seconds, in which the loop could not react to
+    signals."""
     logs.set_up(config.log)
     if not config.is_witness:
         from surecast.columns import kernels
@@ -62,7 +64,7 @@ class _ServerProcess:
         self.stop_requested = asyncio.Event()
         self.signals = 0
         self.ready = False
-        self.raised: dict[tuple[str, str], int] = {}  # alarm → checks for which it has lasted
+        self.raised: dict[tuple[str, str], int] = {}  # alarm → number of checks it has lasted
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -92,7 +94,8 @@ class _ServerProcess:
             log.info("%s: draining; a second signal ends it at once", self.config.name)
             self.server.draining = True
             if self.http is not None:
-                await self.http.publishing.close()  # while the replica still accepts publishes
+                # Before the replica drains and refuses publishes that HTTP clients have sent.
+                await self.http.publishing.close()
             await self.server.drain()
         else:
             await self.server.stop()
@@ -136,7 +139,8 @@ class _ServerProcess:
             if not self.ready and not not_ready(self.server):
                 self.ready = True
                 log.info("%s: ready", self.config.name)
-            # By the text up to the first comma: the rest may count seconds.
+            # An alarm is the same as before if its code and its text up to the first comma are the
+            # same: the rest of the text may contain a time that changes.
             now = {(a.code, a.what.split(",")[0]): a for a in alarms(self.server)}
             codes = {code for code, _ in now}
             for key in [key for key in self.raised if key not in now]:

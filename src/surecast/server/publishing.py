@@ -1,7 +1,9 @@
-"""Publishes events received by HTTP, with an endpoint inside the server.
+"""Publishes the events of HTTP requests; http.py uses it.
 
-A request is one `publish_many`: its events have consecutive positions, unless it is larger than a
-batch. A repeated request publishes its events again; for exactly once, use the client library.
+The server connects to itself like a client, with an `Endpoint`, and publishes through that. The
+events of one request get consecutive positions, unless they do not fit into one batch. If an HTTP
+client repeats a request, its events are published again; only the client library publishes exactly
+once.
 """
 
 import asyncio
@@ -34,8 +36,9 @@ from surecast.server.region import RegionServer
 
 __all__ = ["Publishing", "check_content", "spec_of"]
 
-CLOSE_S = 1.0  # for publishes in progress when the process ends
-SLICE_LINES = 500  # lines parsed at a time
+CLOSE_S = 1.0  # time for publishes in progress to be answered when the process ends
+SLICE_LINES = 500  # lines that are parsed before other tasks may run
+# The HTTP status for each kind of error; the first match counts.
 STATUS: list[tuple[type[SurecastError], int]] = [
     (OwnerUnreachable, 503),
     (StreamDeleted, 404),
@@ -48,7 +51,7 @@ STATUS: list[tuple[type[SurecastError], int]] = [
 
 
 class Publishing:
-    """Publishes and deletes; its endpoint is created for the first request and kept."""
+    """Publishes events and deletes streams. The endpoint is created for the first request."""
 
     def __init__(self, server: RegionServer) -> None:
         self.server = server
@@ -110,7 +113,7 @@ class Publishing:
             await endpoint.stop("the server is stopping")
 
     async def connected(self) -> Endpoint:
-        """The endpoint; opens it for the first caller."""
+        """The endpoint, which is opened by the first call."""
         async with self._making:
             if self._closed:
                 raise HTTPException(503, "this process is stopping; use another replica")
@@ -136,9 +139,10 @@ def spec_of(retain: str | None, delivery: str | None) -> StreamSpec:
 
 
 def check_content(media: str, body: bytes) -> None:
-    """Answer 415 for JSON whose media type is neither NDJSON nor OCTETS.
+    """Answer 415 for a JSON body whose media type is neither NDJSON nor OCTETS.
 
-    It would be published as one event, although its sender most likely meant lines of events.
+    Such a body would be published as one event, but its sender most likely meant one event per
+    line.
     """
     if media in (NDJSON, OCTETS) or not (media == "application/json" or _is_json(body)):
         return
@@ -164,7 +168,7 @@ def _is_json(body: bytes) -> bool:
 
 
 async def _parsed(body: bytes) -> list[Pair]:
-    """The events of a request, parsed in slices so that a long one does not block the loop."""
+    """The events of a request, parsed in slices so that a long body does not block the loop."""
     pairs: list[Pair] = []
     for parsed in parse_slices(body, SLICE_LINES):
         pairs += parsed

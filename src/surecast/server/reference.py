@@ -1,7 +1,7 @@
-"""`python -m surecast.server.reference`: prints docs/configuration.md, from the config classes.
+"""`python -m surecast.server.reference` prints docs/configuration.md from the config classes.
 
-The description of a key is the comment beside its field, so it is written once. A test fails if the
-page differs from the output.
+The page describes each key with the comment above or beside the key's field in its class, so the
+description is written once. A test fails if the page differs from the output.
 """
 
 import ast
@@ -226,12 +226,13 @@ def page() -> str:
 
 
 def _title(cls: type[Any]) -> str:
-    """The first line of its docstring."""
+    """The title of a section: the first line of its class's docstring."""
     line = inspect.cleandoc(cls.__doc__ or cls.__name__).splitlines()[0].removesuffix(".")
     return line[:1].lower() + line[1:]
 
 
 def _rows(cls: type[Any], left_out: set[str]) -> Iterator[str]:
+    """A table of the keys of a section: name, default, description."""
     comments = _comments(cls)
     hints = get_type_hints(cls)
     yield "| key | default | |\n|---|---|---|"
@@ -242,7 +243,7 @@ def _rows(cls: type[Any], left_out: set[str]) -> Iterator[str]:
 
 
 def _comments(cls: type[Any]) -> dict[str, str]:
-    """The comments of each field in the source: those above it, and the one beside it."""
+    """The comments of each field in the source: the lines above it and the comment beside it."""
     source = textwrap.dedent(inspect.getsource(cls))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     by_line = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
@@ -273,7 +274,7 @@ def _default(field: "dataclasses.Field[Any]", hint: Any) -> str:
 
 
 def _show(name: str, value: Any) -> str:
-    """A default as in the TOML file, with readable units."""
+    """A default value as it is written in the TOML file, with readable units."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

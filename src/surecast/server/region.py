@@ -1,4 +1,8 @@
-"""One process of a region: a replica, a witness, or both if the region has only one replica."""
+"""The nodes of one server process: a replica, a witness, or both in a region of one replica.
+
+`process.py` (`surecast serve`) and `local.py` (`surecast.local()`) start and stop them through
+`RegionServer`. The HTTP port reads their state through it.
+"""
 
 import asyncio
 import logging
@@ -27,7 +31,8 @@ class RegionServer:
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
-        self.roles: list[Role] = list(roles().values())  # of the replica; they observe its layers
+        # The roles of the replica (`core.roles`); their observers read the state of its layers.
+        self.roles: list[Role] = list(roles().values())
         self.replica: Node | None = None
         self.witness: Node | None = None
         self.draining = False
@@ -37,7 +42,7 @@ class RegionServer:
         if not self.config.is_witness:
             from surecast.columns import kernels
 
-            kernels.warm()  # compiling a kernel in the event loop would stop it for seconds
+            kernels.warm()  # a kernel that is compiled later would block the event loop for seconds
         try:
             if self.config.is_witness or self.config.has_witness_inside:
                 self.witness = await started(witness_node(self.config))
@@ -50,7 +55,8 @@ class RegionServer:
     async def drain(self) -> None:
         """Refuse new publishes, wait until accepted ones are answered, then stop.
 
-        Clients without an answer then retry at the next replica, which recognises retries.
+        The wait has a limit. Clients that got no answer retry at the next replica. It recognises
+        events that are already in the log, so none is published twice.
         """
         self.draining = True
         if self.replica is not None and self.replica.running:
@@ -61,7 +67,7 @@ class RegionServer:
         await self.stop()
 
     async def stop(self) -> None:
-        """Write what was sent and stored, then close."""
+        """Write queued messages and data, then close the nodes."""
         self.draining = True
         for node in (self.replica, self.witness):
             if node is not None:
@@ -81,7 +87,7 @@ class RegionServer:
 
     @property
     def layers(self) -> Layers:
-        """The replica's layers by name; read only."""
+        """The replica's layers by name. Callers may only read them."""
         assert self.replica is not None
         machine: Any = self.replica.machine
         layers: Layers = machine.layers
@@ -89,13 +95,13 @@ class RegionServer:
 
     @property
     def streams(self) -> Streams:
-        """The layer that is the stream service."""
+        """The replica's stream service."""
         layers = self.layers.values()
         service: Streams = next(layer for layer in layers if "streams" in layer.provides)
         return service
 
     def chain(self) -> ChainStatus:
-        """The status of the chain, from the replica's view."""
+        """The status of the chain as this replica knows it."""
         statuses = (role.observer.status(self.layers) for role in self.roles)
         chain: ChainStatus = next(status["chain"] for status in statuses if "chain" in status)
         return chain

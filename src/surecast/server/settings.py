@@ -1,11 +1,12 @@
-"""Reads a server's configuration from a TOML file, then the environment, then flags.
+"""Reads a server's configuration from a TOML file, environment variables and flags.
 
-    SURECAST_NODE__HTTP=127.0.0.1:7480        [node] http
-    --set node.http=127.0.0.1:7480            the same; it overrides the environment
-    --set 'owners."orders.eu"=west'           a line of TOML, with optional quotes
+    SURECAST_NODE__HTTP=127.0.0.1:7480        sets [node] http, in the environment
+    --set node.http=127.0.0.1:7480            sets the same key with a flag
+    --set 'owners."orders.eu"=west'           a flag is a line of TOML; quotes may be left out
 
-Environment variables have two underscores between section and key, and are read in lower case.
-Variables that begin with SURECAST_ but have no two underscores are ignored.
+The environment overrides the file, and flags override both. The name of a variable has two
+underscores between section and key, and is converted to lower case. Variables that begin with
+SURECAST_ but have no two underscores are ignored.
 """
 
 import os
@@ -56,7 +57,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 
 def _key_of(flag: str) -> str:
-    """The key of a flag, for errors; its value may be a secret."""
+    """The key of a flag. Errors show only the key, because the value may be a secret."""
     return flag.partition("=")[0]
 
 
@@ -75,6 +76,7 @@ def _flag(flag: str) -> dict[str, Any]:
 
 
 def _path(document: Mapping[str, Any]) -> list[str]:
+    """The words of the only key in a document: {"node": {"http": 0}} → ["node", "http"]."""
     words = []
     at: Any = document
     while isinstance(at, Mapping) and len(at) == 1:
@@ -84,6 +86,7 @@ def _path(document: Mapping[str, Any]) -> list[str]:
 
 
 def _nested(words: list[str], text: str) -> dict[str, Any]:
+    """A document with one key, which consists of `words`, and the value in `text`."""
     value = _value(words, text)
     for word in reversed(words):
         value = {word: value}
@@ -92,7 +95,8 @@ def _nested(words: list[str], text: str) -> dict[str, Any]:
 
 
 def _value(words: list[str], text: str) -> Any:
-    """The value of `text` as TOML; the text itself if it is not TOML or the key needs text."""
+    """The value that `text` has in TOML. It is `text` itself if that is not valid TOML, or if the
+    key's type is text and `text` without quotes would be another type, such as a number."""
     cls = sections().get(".".join(words[:-1]))
     wanted = get_type_hints(cls).get(words[-1]) if cls is not None else None
     try:
@@ -103,6 +107,7 @@ def _value(words: list[str], text: str) -> Any:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two documents joined key by key; where both have a value, that of `above` is used."""
     both = dict(below)
     for key, value in above.items():
         old = both.get(key)

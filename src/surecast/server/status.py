@@ -1,7 +1,8 @@
-"""The status of a node as plain values, read from its machines without changing them.
+"""The status of a node as plain values, for `/v1/status`, `surecast status` and the metrics.
 
-`look(server)` is everything that `surecast status` shows of one node. The status of other regions
-is what their tails last advertised, usually a tenth of a second ago; with a cut link it is older.
+`look(server)` reads the whole status from the node's machines and changes nothing. The values of
+other regions are those that the tails of their chains last advertised. They are usually a tenth of
+a second old, and older while a link is cut.
 """
 
 import os
@@ -44,7 +45,7 @@ class NodeStatus(msgspec.Struct):
     version: str
     pid: int
     uptime_s: float
-    life: int  # number of starts on this data folder
+    life: int  # how many times a node has been started on this data folder
     data_dir: str  # "": in memory only
     listen: str
     http: str
@@ -63,30 +64,35 @@ class LinkStatus(msgspec.Struct):
 
 
 class StreamStatus(msgspec.Struct, kw_only=True):
-    """One stream at this replica. Positions are half-open ends: `committed` is the next one."""
+    """One stream at this replica. `end` and `committed` are the first positions after the range,
+    so `committed` is the next position to be committed."""
 
     name: str
     stream_id: str
-    owner: str
+    owner: str  # the region that accepts its publishes and numbers its events
     delivery: str
     retention: str
-    end: int  # appended here
-    committed: int  # on disk at every replica, and visible to readers
-    live: int  # of the positions processed by retention: all but the very latest
-    void: int
+    end: int  # end of the positions in this replica's log
+    committed: int  # end of the positions on disk at every replica, which readers may see
+    # `live` and `void` count the positions that the stream's retention rule has processed. The
+    # latest positions may be missing in both.
+    live: int  # positions whose event is kept
+    void: int  # positions whose event is obsolete
     void_reasons: dict[str, int]  # void positions by reason: superseded, expired, collected
-    kept_bytes: int = 0
-    rate: float = 0.0  # events per second from another region, smoothed
+    kept_bytes: int = 0  # approximate size of its batches in the log
+    rate: float = 0.0  # events per second that come from another region, smoothed
     source: str = ""  # the region it is pulled from; "": this region owns it, or none is ahead
     regions: dict[str, int]  # `committed` of each region, as last reported
     lag: int  # positions that another region has and this one does not
-    subscribers: int
-    quarantined: str = ""
+    subscribers: int  # readers that this replica serves
+    quarantined: str = ""  # why part of its log on this replica cannot be read; "": it can
     recovering: bool = False
     details: dict[str, Any] = {}  # further values of its delivery
 
 
 class Status(msgspec.Struct):
+    """Everything that `surecast status` shows of one node."""
+
     node: NodeStatus
     ready: bool
     not_ready: list[str]
@@ -100,7 +106,7 @@ class Status(msgspec.Struct):
     sessions: int
     queued_bytes: int
     alarms: list[Alarm]
-    roles: dict[str, Any]  # further values of the replica's roles, by their names
+    roles: dict[str, Any]  # further values of the replica's roles, by the role's name
 
 
 def look(server: RegionServer, streams_max: int) -> Status:
@@ -190,7 +196,7 @@ def _rss_bytes() -> int:
 
 
 def _links(server: RegionServer) -> list[LinkStatus]:
-    """Sessions with nodes of the deployment, including those being opened."""
+    """The sessions with other nodes of the deployment, including those being opened."""
     links: dict[str, LinkStatus] = {}
     for region, known in server.config.regions.items():
         for name in (*known.replicas, witness_name(region)):
@@ -212,11 +218,12 @@ def _of_roles(server: RegionServer) -> dict[str, Mapping[str, Any]]:
     return {role.name: role.observer.status(server.layers) for role in server.roles}
 
 
+# Values of a role's status that have a field of their own in `Status`.
 _PLACED = ("chain", "regions", "subscriptions", "subscriptions_total")
 
 
 def _rest(status: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a role's status that have no field of their own in `Status`."""
+    """The values of a role's status that are not in _PLACED."""
     return {key: value for key, value in status.items() if key not in _PLACED}
 
 
@@ -230,6 +237,7 @@ def _regions(server: RegionServer, statuses: Mapping[str, Mapping[str, Any]]) ->
     return list(regions.values())
 
 
+# Values that a role reports for a stream and that have a field of their own in `StreamStatus`.
 _FROM_ROLES = ("kept_bytes", "rate", "source")
 
 

@@ -1,7 +1,8 @@
-"""Named subscriptions by HTTP: list, reset and delete, all done by the region's head.
+"""Lists, resets and deletes named subscriptions for HTTP requests; http.py uses it.
 
-A server sends the request to the head through the endpoint that it also publishes with, so every
-server of the region gives the same answers.
+A *named subscription* is a read position in each stream that the region keeps for a client. The
+head of the region's chain executes these requests. Any other server forwards them to the head,
+through the endpoint that it also publishes with, so every server gives the same answers.
 """
 
 import asyncio
@@ -79,6 +80,7 @@ class HttpSubscriptions:
             raise HTTPException(code, str(problem)) from problem
 
     async def _ends(self, pattern: str) -> list[tuple[StreamInfo, int]]:
+        """The streams whose names match `pattern`, each with its committed end."""
         service = self._server.streams
         return [
             (stream.info, service.committed_end(stream.info.stream_id))
@@ -88,7 +90,8 @@ class HttpSubscriptions:
 
 
 def parse_begin(text: str) -> Begin:
-    """ "earliest", "latest", "17", or a time with a zone: "2026-01-31T12:00:00Z"."""
+    """The place in ?start=: "earliest", "latest", a position such as "17", or a time with a zone
+    such as "2026-01-31T12:00:00Z"."""
     if text in ("earliest", "latest"):
         return "earliest" if text == "earliest" else "latest"
     if text.isascii() and text.isdigit() and len(text) <= 19:
