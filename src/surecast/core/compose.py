@@ -11,17 +11,18 @@ Which layer an input or effect goes to:
 * A received message: the layer that lists its type in `messages`. If none does, it is dropped.
 * A fired timer, the end of a pass, a completion from the disk: the layer that asked for it. Keys
   and tokens contain its name.
-* A `Command` of the owner: the layer it names.
+* A `Command` of the owner (the program that runs the node): the layer it names.
 * Start and ClockSet: every layer. PeerUp, PeerDown, Congested, Writable: every layer that handles
   it. The lowest layer comes first.
-* A `PassDown`: the nearest layer below that takes the command's type.
-* An `Emit` or `Deliver`: every layer directly above that lists its type in `from_below`. An event
-  may name one of them (`to`; "sprinkler.*" reaches "sprinkler", "sprinkler.mesh", …), or the owner
-  (`OWNER`). From a layer with no layer above, it goes to the owner. An event that the layers above
-  do not list is ignored; a `Deliver` that they do not list goes to the owner.
+* A `PassDown` (a layer's command): the nearest layer below that takes the command's type.
+* An `Emit` (a layer's event) or a `Deliver`: every layer directly above that lists its type in
+  `from_below`. With `to`, an event goes only to the layer of that name, or to the owner (`OWNER`);
+  "sprinkler.*" means "sprinkler" and all names that begin with "sprinkler.". If no layer is above,
+  it goes to the owner. An event that the layers above do not list is ignored; a `Deliver` that they
+  do not list goes to the owner.
 
-The effects of a step are routed in order, and all steps that one of them causes in other layers
-happen before the next is routed to a layer.
+The effects of a step are routed in order, depth first: all steps that one effect causes in other
+layers are run before the next effect is routed.
 
 Each layer has its own states and logs on the disk (`core.scopes`).
 """
@@ -128,8 +129,10 @@ class Composition:
             layer.step for layer in layers.values()
         ]
         self._by_message: dict[type, int] = {}
-        self._receivers: dict[type, tuple[int, ...]] = {}  # of inputs that may go to several
-        # Of each layer: the layers directly above; the takers of an event or a command, by type.
+        # Input type → the layers it goes to, for inputs that may go to several layers.
+        self._receivers: dict[type, tuple[int, ...]] = {}
+        # For each layer: the layers directly above; by `to` and type, the layers that take an
+        # event; by type, the layer below that takes a command.
         self._above = [self._users(number) for number in range(len(layers))]
         self._takers: list[dict[str, dict[type, tuple[int, ...]]]] = [{} for _ in layers]
         self._below: list[dict[type, int]] = [{} for _ in layers]
@@ -158,8 +161,8 @@ class Composition:
         return list(self.layers.values())
 
     def _users(self, number: int) -> tuple[int, ...]:
-        """The layers above for which this layer is the nearest provider of an interface they
-        use."""
+        """The layers directly above this one: those for which it is the nearest provider of an
+        interface that they use."""
         layers = self._list
         users = []
         for above in range(number + 1, len(layers)):
@@ -211,7 +214,7 @@ class Composition:
     # ------------------------------------------------------------ effects
 
     def _run(self, now_ns: int, todo: list[tuple[int, Any]]) -> list[Any]:
-        """Step layers until no input for a layer is left; the last of `todo` is next."""
+        """Step layers until no input for a layer is left. `todo` is a stack of (layer, input)."""
         out: list[Any] = []
         steps, takers, lower = self._steps, self._takers, self._below
         while todo:
@@ -280,6 +283,7 @@ class Composition:
             moving.append((above, FromBelow(effect.event)))
 
     def _takers_of(self, number: int, kind: type, to: str = "") -> tuple[int, ...]:
+        """The layers above that take an event of this type, if it is addressed to `to`."""
         known = self._takers[number].setdefault(to, {})
         takers = known.get(kind)
         if takers is None:
@@ -296,6 +300,7 @@ class Composition:
         return takers
 
     def _provider(self, number: int, kind: type) -> int:
+        """The nearest layer below that takes commands of this type."""
         layers = self._list
         uses = layers[number].uses
         for below in range(number - 1, -1, -1):

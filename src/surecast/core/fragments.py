@@ -1,4 +1,4 @@
-"""State that may be larger than a message: sent in parts, put together again in order."""
+"""Splits state that may be larger than a message into parts, and joins received parts."""
 
 from collections.abc import Iterator
 from typing import Final

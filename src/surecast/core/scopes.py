@@ -1,11 +1,12 @@
-"""What a layer can read of its node's disk: its own states and logs, and logs of the layers below.
+"""Scopes: which part of its node's disk a layer can read and write.
 
-For writing, `core.compose` prefixes the names of a layer's states with the layer's name, and puts
-its tag on what it writes to logs. For reading, a layer gets a `Scope`. A log belongs to the layer
-that appended to it first; an append by another layer fails. If the owner of a log is not known,
-because only its batches could be salvaged from a damaged folder, all layers can read it, and it
-belongs to the next layer that appends to it. `DAMAGE` concerns the whole disk: it is the same state
-for every layer.
+A layer can read its own states and logs, and the logs of the layers below, through a `Scope`. For
+writing, `core.compose` prefixes the names of a layer's states with the layer's name, and adds the
+layer's tag to the effects that write to logs. A log belongs to the layer that appended to it first;
+an append by another layer fails. If only the batches of a log could be salvaged from a damaged
+folder, it is not known which layer owned it. All layers can read such a log, and it belongs to the
+next layer that appends to it. The state `DAMAGE` concerns the whole disk and is the same for every
+layer.
 """
 
 from collections.abc import Sequence
@@ -16,12 +17,12 @@ from surecast.core.types import DAMAGE, Batch, Disk, LogId
 
 __all__ = ["NO_SCOPE", "Scope", "scope_tag", "state_name"]
 
-NO_SCOPE = 0  # of a machine that is not composed, and of logs whose owner is not known
+NO_SCOPE = 0  # for a machine without layers, and for logs whose owner is not known
 
 
 @cache
 def scope_tag(layer: str) -> int:
-    """The number of a layer in files: 24 bits, never 0."""
+    """The number that stands for a layer in files: 24 bits, never 0."""
     return crc32(layer.encode()) % 0xFFFFFF + 1
 
 
