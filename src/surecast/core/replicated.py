@@ -3,8 +3,7 @@
 `protocols.chain` implements it: the replicas of a region form a chain from a *head*, which appends,
 to a *tail*. Positions that all replicas have stored are *committed*. Each configuration of the
 chain is numbered, as an *epoch*. The layer above (the stream service) uses only these types, so the
-two protocols never import each other. R1 to R10 are the rules in docs/protocols/chain.md and
-docs/protocols/streams.md.
+two protocols never import each other. R1 to R10 are rules of the pages in docs/protocols.
 """
 
 from typing import Any
