@@ -1,4 +1,4 @@
-"""Makes the machines of a client that uses streams."""
+"""Makes the machines of a client, for the nodes of `surecast.endpoint`."""
 
 from collections import Counter
 
