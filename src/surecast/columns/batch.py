@@ -450,8 +450,9 @@ class Batch:
     def record_batch(self) -> pa.RecordBatch:
         """The rows as a pyarrow record batch; keys, values and tags are not copied.
 
-        Columns `key`, `value` and `tag` are binary whatever the body's form, and `seq` and `time`,
-        if they are explicit, int64. So all batches of a stream can go into one table.
+        The columns have the same types for every form of a body: `key`, `value` and `tag` are
+        binary, and `seq` and `time`, if they are explicit, are int64. So all batches of a stream
+        can be put into one table.
         """
         from surecast.columns.arrow import arrow_of, read_arrow
 

@@ -106,7 +106,7 @@ _TEMPLATES = {
 def _layout(
     template: _Template, rows: int, sizes: Sequence[int], nulls: Sequence[int]
 ) -> tuple[bytes, list[int]]:
-    """The metadata, and the (offset, length) of every buffer behind it."""
+    """The metadata, and the (offset, length) of every buffer that follows it."""
     places: list[int] = []
     nodes: list[int] = []
     at = 0

@@ -8,7 +8,7 @@ and 16 more after compaction. Most batches need less:
     value   fixed-size binary if all values have the same length
     seq     the distance from the previous row's seq (from lo - 1 for the first row) in 1, 2 or 4
             bytes
-    time    run-end encoded, because all rows that were published in one batch have the same time
+    time    run-end encoded if that is smaller: rows published in one batch have the same time
 
 The `form` of a batch, a header field, says which of these columns its body uses. So the schema of a
 body follows from the header alone. Form 0 is the body of codec.py. A body of any other form must

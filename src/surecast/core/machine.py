@@ -41,6 +41,8 @@ Factory = Callable[[NodeContext], Machine]
 
 
 class HandlerMachine:
+    """A machine whose `step` calls the handler for the type of the input or message."""
+
     handlers: ClassVar[dict[type, str]] = {}  # message type → method(peer, message)
     inputs: ClassVar[dict[type, str]] = {}  # other inputs → method(input)
     from_below: ClassVar[dict[type, str]] = {}  # events of layers below → method(event)

@@ -80,7 +80,7 @@ _UNUSED: Final = (0, bytes(16), bytes(16), 0, 0, 0, 0, 0, 0)  # rows .. form, in
 SEQ_END_MAX: Final = 1 << 59
 _REST_BYTES: Final = 4096  # room for the fields of a message around the part that `check` gets
 # msgpack extension codes:
-_ATTACHMENT: Final = 1  # a batch, by its index behind the message
+_ATTACHMENT: Final = 1  # a batch, by its index among the batches that follow the message
 _ENCLOSED: Final = 2  # an enclosed message as msgpack, its tag first
 
 _KINDS: Final = {

@@ -418,6 +418,7 @@ class Replica(Roles):
             self._pass_publishers_on(message.log, message.end, data)
 
     def _pass_publishers_on(self, log: LogId, end: int, data: bytes) -> None:
+        """Save a new publishers' state, and send it to the successor and a learner again."""
         self._save_publishers(log, end, data, ("publishers", log, end, data))
         for follower in (self.follower, self.learner):
             if follower and log in follower.publishers_sent:
@@ -522,6 +523,7 @@ class Replica(Roles):
         self._keep_publishers(inp, state)
 
     def _keep_publishers(self, inp: CompactLog, state: LogState) -> None:
+        """Write the publishers' state to disk; when it is stored, the compaction begins."""
         state.dedup.forget()
         # Only up to the stored end: if a pending append fails, the saved state must not contain it.
         snapshot = self._publishers_at(state, state.stored)
@@ -560,6 +562,8 @@ class Replica(Roles):
         self._pump()
 
     def _on_refound(self, _inp: Refound) -> None:
+        """By an operator's decision, found the chain again with this replica as the only member. If
+        it is a member already, continue with what is on its disk."""
         self.saved.distrust = ""
         if not self.is_member:
             self.saved.clean = False  # other regions may have more of our streams (R8)

@@ -370,6 +370,7 @@ class Roles(HandlerMachine):
             self._watch()
 
     def _adopt(self, epoch: int, members: tuple[Member, ...], lineage: int) -> None:
+        """Use this configuration, if it is newer than ours or if none was used since the start."""
         if epoch == 0 or epoch < self.epoch or (epoch == self.epoch and self.active):
             return
         if epoch == self.epoch and self.saved.joining:
@@ -735,7 +736,7 @@ class Roles(HandlerMachine):
         return min(stored, self.learner.acked.get(log, 1))
 
     def _tend_learner(self) -> None:
-        """Take the next step with a learner: catching up → gating → proposed."""
+        """At the last member: take the next step with a learner (catching up, gating, proposed)."""
         learner, config = self.learner, self.config
         if learner is None or not self.is_last:
             return

@@ -18,13 +18,13 @@ class NakcastConfig:
     region: str
     owners: Mapping[str, str] = field(default_factory=dict)  # prefix of stream names → region
     repair_max: int = 100_000  # newest positions that are sent again; older ones are lost
-    beacon_ns: int = 20 * MS  # between beacons; a lost last batch goes unnoticed for so long
+    beacon_ns: int = 20 * MS  # time between beacons; after it, a lost last batch is noticed
     idle_beacon_ns: int = 1 * SECOND  # the longest time between beacons of an idle stream
     # A larger batch is split; a larger single event is sent over the session.
     datagram_bytes_max: int = 8 << 10
     answers_max: int = 128  # batches or void ranges in answer to one NAK
-    answer_bytes_max: int = 64 << 10  # of these batches, about; a socket's buffer holds them
-    reads_max: int = 16  # of the log, for one stream in one pass
+    answer_bytes_max: int = 64 << 10  # about how many bytes answer one NAK; a socket buffers them
+    reads_max: int = 16  # reads of the log for one stream in one pass
     followers_max: int = 100_000  # readers times streams; more get nothing, and raise an alarm
     alarm_ns: int = 60 * SECOND  # alarms end this long after the last loss or refusal
 

@@ -25,7 +25,7 @@ class MeshConfig:
     """
 
     view_max: int = 20  # V: peers known, for each stream
-    fanout: int = 4  # F: peers drawn from the view that are notified of new events at once
+    fanout: int = 4  # F: how many peers are drawn from the view and notified of new events
     server_fanout: int = 4  # the same for a server, which sends the new events to each of them
     shuffle_ns: int = 1 * SECOND  # S: how often these peers are drawn again
     gossip_ns: int = 1 * SECOND  # G: how often a view is sent to a neighbour
@@ -119,16 +119,16 @@ class ClientConfig:
     replicas: tuple[Peer, ...]  # of its own region, the preferred one first
     mesh: MeshConfig = field(default_factory=MeshConfig)
     keep_bytes_max: int = 8 << 20  # delivered events kept for peers, for each stream
-    early_bytes_max: int = 8 << 20  # events held that arrived before earlier ones, for each stream
-    reply_bytes_max: int = 256 << 10  # one message to a peer
+    early_bytes_max: int = 8 << 20  # early events held until lower positions come, for each stream
+    reply_bytes_max: int = 256 << 10  # bytes of one message to a peer
     deadline_rtts: int = 3  # a peer's deadline for an answer, in round trips
-    deadline_ns_min: int = 20 * MS  # the least such deadline
-    server_retry_ns: int = 500 * MS  # if a server is silent for so long, ask the next replica
-    silence_ns: int = 1 * SECOND  # if nothing new comes for so long, ask a server
+    deadline_ns_min: int = 20 * MS  # the least deadline for an answer
+    server_retry_ns: int = 500 * MS  # if a server is silent for this long, ask the next replica
+    silence_ns: int = 1 * SECOND  # if nothing new comes for this long, ask a server
     silence_ns_max: int = 8 * SECOND  # while servers have nothing new, the time grows up to this
-    asks_max: int = 64  # open requests, for each stream
-    sessions_max: int = 400  # above it, sessions with peers no longer known are closed
-    streams_max: int = 1_000
+    asks_max: int = 64  # most open requests, for each stream
+    sessions_max: int = 400  # above this, sessions with peers that are no longer known are closed
+    streams_max: int = 1_000  # most streams that the client follows
 
     def __post_init__(self) -> None:
         if not self.replicas:

@@ -254,6 +254,7 @@ class Forks:
                 self.regions.limited(stream_id)
 
     def _meet(self, peer: PeerRegion) -> None:
+        """Compare the next streams with a region, or repeat a question that it has not answered."""
         meeting = self.meetings.get(peer.name)
         if meeting is None or meeting.life != peer.life:
             both = [s for s, end in peer.ends.items() if end > 1 and self._end(s) > 1]
@@ -449,6 +450,7 @@ class Forks:
         self._ask(meeting, peer, {stream_id: tuple(sorted(s for s in seqs if s > search.same))})
 
     def _begin_copy(self, stream: Copy, search: Search) -> None:
+        """Create the stream to which our events are copied."""
         regions = self.regions
         search.end = stream.end
         name = f"{PREFIX}.{stream.info.name}"[: NAME_LEN_MAX - 48].rstrip(".")

@@ -321,7 +321,7 @@ class MeshPeer(MeshMembership):
                 self._ask_rest(feed, self.server)
 
     def _mind_silence(self, feed: Feed) -> None:
-        """R12: after some time without new events, ask a server, each time another one."""
+        """R12: after some time without new events, ask a server, each time another replica."""
         if self.now_ns - feed.progress_ns < feed.patience_ns or any(
             ask.peer in self.replicas for ask in feed.asks
         ):

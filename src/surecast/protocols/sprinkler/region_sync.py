@@ -103,12 +103,12 @@ __all__ = ["RegionSync"]
 
 NAME = "broadcast"  # of the delivery
 PROTOCOL = "sprinkler"
-STREAMS_A_MESSAGE = 1000  # in one advertisement
+STREAMS_A_MESSAGE = 1000  # most streams in one part of an advertisement
 PARTS_MAX = 100  # parts of an advertisement before the last one; a longer one is ignored
 COUNTS = "regions"  # name of the state on disk: the serial numbers of other regions' disks
 DISKS_MAX = 8  # the last disks of each server that are kept in this state
 COUNTS_NS = 1 * SECOND  # how often this state is written
-FOLLOWERS_MAX = 1_000_000  # streams times servers of other regions
+FOLLOWERS_MAX = 1_000_000  # most subscriptions: streams times servers of other regions
 
 
 class Count(msgspec.Struct, array_like=True):
@@ -242,6 +242,7 @@ class RegionSync(HandlerMachine):
         return bool(peer.tail) and self.now_ns - peer.heard_ns <= self.config.dead_ns
 
     def compared(self, region: str) -> None:
+        """Choose sources again after a region has answered a Compare."""
         peer = self.peers[region]
         self.forks.look()
         for stream_id in list(peer.ends):
@@ -250,6 +251,7 @@ class RegionSync(HandlerMachine):
                 self._consider(copy, peer)
 
     def limited(self, stream: LogId) -> None:
+        """Tell the service how much of a stream may be shown, and whether it may grow."""
         if copy := self.streams.get(stream):
             self.command(Limit(stream, self.forks.limit(stream)))
             self._review(copy)
@@ -668,12 +670,14 @@ class RegionSync(HandlerMachine):
             self._switch(stream, peer)
 
     def _switch(self, stream: Copy, peer: PeerRegion) -> None:
+        """Pull the stream from `peer` instead of its current source."""
         if stream.source is not None:
             self.counters["sprinkler.switched"] += 1
             self._send(stream.source.node, RegionUnsubscribe(stream.stream_id))
         self._subscribe(stream, peer)
 
     def _subscribe(self, stream: Copy, peer: PeerRegion) -> None:
+        """Begin to pull the stream from `peer`, from the first missing position on."""
         if not peer.tail:
             return
         end = peer.ends.get(stream.stream_id, 1)
@@ -825,6 +829,7 @@ class RegionSync(HandlerMachine):
             self._send(event.token, answer)
 
     def _on_publishers_known(self, node: Peer, message: PublishersKnown) -> None:
+        """Take another region's publishers' state, if it is complete or no region's is complete."""
         stream = self.streams.get(message.stream)
         if self.region_of.get(node) != message.region:
             return  # accepted only from servers of that region

@@ -26,8 +26,8 @@ from surecast.protocols.streams.stream import Stream
 
 __all__ = ["Queries"]
 
-INFOS_MAX = 1000  # in one message
-WATCHES_MAX = 1000  # of one client
+INFOS_MAX = 1000  # most streams in one message
+WATCHES_MAX = 1000  # most patterns that one client watches
 
 
 class Queries(HandlerMachine):
