@@ -43,8 +43,9 @@ class PublisherState:
     """What was accepted from one publisher in one log."""
 
     next_no: int = 1
-    recent: deque[tuple[int, int, int]] = field(default_factory=deque)  # (pub_no, count, lo)
-    time_ns: int = 0  # head's time of the last batch
+    # The last batches: (pub_no, count, lo).
+    recent: deque[tuple[int, int, int]] = field(default_factory=deque)
+    time_ns: int = 0  # the time of the last batch, by the head's clock
 
 
 @dataclass(slots=True)

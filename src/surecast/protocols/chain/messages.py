@@ -48,7 +48,7 @@ class Watch(ChainMessage):
 
     chain: str
     member: Member
-    life: bytes = b""  # random, of this start; empty: the sender has no serial number
+    life: bytes = b""  # random, drawn at each start; empty: the sender has no serial number
     start: int = 0
     serial: int = 0
     # The newest configuration that the sender knows. A service that has lost it takes it from here.

@@ -339,7 +339,7 @@ class _Collectors:
         # CONFIG events. (`switches`: those that change the policy to latest_per_key, with the
         # newest event of each key at that time. They collect all other events with keys.)
         self.configs: list[int] = []
-        self.ends: list[int] = []  # of a deleted stream
+        self.ends: list[int] = []  # End events, which delete the stream
         self.switches: list[tuple[int, dict[bytes, int]]] = []
         newest: dict[bytes, int] = {}
         for seq in sorted(truth):

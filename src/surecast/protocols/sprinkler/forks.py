@@ -123,7 +123,8 @@ class Forks:
         return hidden[0] if hidden is not None else None
 
     def is_settling(self, stream_id: LogId) -> bool:
-        """Whether our history of a stream is being removed, or is being copied to this stream."""
+        """Whether our history of this stream is being removed, or another stream's history is being
+        copied to this stream."""
         return stream_id in self.searches or any(
             search.copy is not None and search.copy.stream_id == stream_id
             for search in self.searches.values()

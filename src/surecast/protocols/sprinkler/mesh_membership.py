@@ -30,7 +30,7 @@ class Feed(ReceiveWindow):
     """One stream at a client: its window, the peers that the client knows and those it notifies."""
 
     view: View = field(kw_only=True)
-    sure: bool = False  # the stream is known to reach `position` (it may start in the future)
+    sure: bool = False  # the stream is known to reach `position` (which may be in the future)
     joined: bool = False  # a server has answered
     active: list[Peer] = field(default_factory=list)  # drawn by this client; both notify each other
     leaning: dict[Peer, bool] = field(default_factory=dict)  # peers that have drawn this client
@@ -67,7 +67,7 @@ class MeshMembership(HandlerMachine):
         self.rng = rng
         self.replicas = frozenset(config.replicas)
         self.home = 0  # the replica that this client uses, as an index of `config.replicas`
-        self.polled = 0  # the replica that was last asked because nothing new came, likewise
+        self.polled = 0  # the replica that was last asked because nothing new came, as an index
         self.feeds: dict[LogId, Feed] = {}
         self.up: dict[Peer, bool] = {}  # sessions
         self.congested: dict[Peer, bool] = {}

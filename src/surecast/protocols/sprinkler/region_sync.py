@@ -219,7 +219,8 @@ class RegionSync(HandlerMachine):
         return out
 
     def _may_number(self) -> bool:
-        """Whether no position was assigned yet since the start, in own streams from before it."""
+        """Whether this head must notice the first position that is assigned since the start, in a
+        stream that existed before."""
         waits = self.is_head and self.older > 0 and bool(self.peers)
         return waits and not self.recovery.has_asked
 

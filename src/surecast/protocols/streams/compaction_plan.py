@@ -30,7 +30,7 @@ class Piece:
 
     lo: int
     hi: int
-    rows: int = 0  # when it was last written, like `nbytes` and `batches`
+    rows: int = 0  # this, `nbytes` and `batches` are as when the piece was last written
     nbytes: int = 0
     batches: int = 0
 

@@ -107,7 +107,7 @@ class Cursor:
     holder: bytes = b""
     positions: dict[LogId, int] = field(default_factory=dict)
     moved_ns: dict[LogId, int] = field(default_factory=dict)  # when each position was saved
-    change: bytes = b""  # these three as in CursorEntry
+    change: bytes = b""  # this, `what` and `expelled` are as in CursorEntry
     what: str = ""
     expelled: bytes = b""
     former: tuple[bytes, ...] = field(default=(), compare=False)  # the last holders before this one

@@ -63,7 +63,7 @@ HOLDER_LEN = 16
 WAITING_MAX = 10_000  # most clients that wait for an answer
 READ_BYTES = 256 << 10  # bytes of the log that are read at a time
 COPIED_AT_ONCE = 1_000  # about how many entries are copied before waiting for their commit
-REMOVED_AT_ONCE = 1_000  # most positions in deleted streams removed before waiting likewise
+REMOVED_AT_ONCE = 1_000  # the same for positions in deleted streams that are removed
 
 Question = Attach | Advance | CursorReset | CursorDelete
 
@@ -236,8 +236,8 @@ class Cursors(HandlerMachine):
             self._answer_waiting()
 
     def _is_ahead(self, stream: LogId, seq: int) -> bool:
-        """Whether the position is beyond what is here. Position 1 is not, if the stream is known,
-        and no position in a deleted stream is."""
+        """Whether the position is beyond the end of the stream's log here. This is also so for any
+        position of an unknown stream, and for no position of a deleted one."""
         if self.service.is_deleted(stream):
             return False
         return seq > self.service.end_of(stream) or (

@@ -95,7 +95,7 @@ class PubAck(StreamsMessage):
 class PubNack(StreamsMessage):
     """The batch was refused. why: not-head (ask `head`), out-of-order (send from `expected`), busy,
     too-few-replicas, recovering, quarantined, unknown-stream, owner-unreachable, mismatch, expired,
-    bad-event."""
+    bad-event, deleted, too-many-deleted."""
 
     stream: LogId
     publisher: bytes
@@ -186,7 +186,7 @@ class StreamsAre(StreamsMessage):
     infos: tuple[StreamInfo, ...]
     ends: tuple[int, ...]
     complete: bool
-    why: str = ""  # too-many
+    why: str = ""  # too-many (the client watches too many patterns), bad-name
 
 
 class UnwatchStreams(StreamsMessage):
@@ -209,7 +209,7 @@ class Located(StreamsMessage):
 
     token: int
     seq: int
-    why: str = ""  # unknown-stream
+    why: str = ""  # unknown-stream, stream-deleted, recovering, quarantined
 
 
 class Attach(StreamsMessage):

@@ -1013,7 +1013,7 @@ class StreamService(HandlerMachine):
         if self._holds_older(stream, cutoff_ns):
             rule = retention.encode_collect(Collect(BeforeTime(cutoff_ns), EXPIRED))
             batch = Batch.of(stream.stream_id, [rule], kind=COLLECT)
-            stream.expiring = stream.end + 1  # at least
+            stream.expiring = stream.end + 1  # the end after that event, or less
             self.out.append(PassDown(AppendOwn(stream.stream_id, batch)))
 
     def _holds_older(self, stream: Stream, cutoff_ns: int) -> bool:
