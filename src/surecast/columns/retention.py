@@ -216,7 +216,7 @@ class RetentionIndex:
             self._feed_run(run)
 
     def _feed_run(self, run: list[Batch]) -> None:
-        """`feed` consecutive dense DATA batches. These change neither the policy nor collect."""
+        """`feed` consecutive dense DATA batches, which contain no CONFIG and COLLECT events."""
         problem: Exception | None = None
         columns: list[Column | Body] = []
         end = self.end

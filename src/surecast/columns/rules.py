@@ -60,7 +60,7 @@ class KeepFor(_Policy, frozen=True, tag="for"):
 
 
 class LatestPerKey(_Policy, frozen=True, tag="key"):
-    """Keep the newest event of every key, and all events without one."""
+    """Keep the newest event of every key, and all events without a key."""
 
 
 class _Predicate(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -75,7 +75,7 @@ def tail(data, start, length):
 
 @helper
 def mix(word):
-    """The last step of a hash: every bit of the result depends on all bits of `word`."""
+    """The last step of a hash, which spreads differences between words over all bits."""
     word = (word ^ (word >> _U(32))) * PHI
     word = (word ^ (word >> _U(29))) * MUL
     return word ^ (word >> _U(32))

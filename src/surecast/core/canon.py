@@ -85,7 +85,7 @@ class Form(NamedTuple):
 
     name: str
     carries: str  # the field whose value's type is recorded as well, or ""
-    fields: tuple[tuple[str, bool], ...]  # of a struct: its name, and whether it is open
+    fields: tuple[tuple[str, bool], ...]  # for each field of a struct: its name, whether it is open
     open: tuple[str, ...]  # the names of open fields, which may hold values of any type
     easy: bool  # a struct without open fields
 

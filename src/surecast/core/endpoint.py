@@ -150,8 +150,8 @@ class WhereIs(msgspec.Struct, gc=False, frozen=True):
 class TakeCursor(msgspec.Struct, gc=False, frozen=True):
     """Become the holder of a named subscription: the only client that may save its positions.
 
-    The first answer has the saved `positions`. A later answer with `why` means that another client
-    has become the holder."""
+    The first answer has the saved `positions`. A later answer with `why` means that this client is
+    no longer the holder."""
 
     name: str
     holder: bytes  # 16 random bytes
@@ -234,10 +234,10 @@ class Acked(msgspec.Struct, gc=False):
 class Failed(msgspec.Struct, gc=False):
     """A publish failed, and a retry of the same batch cannot succeed.
 
-    `why` is mismatch, expired, bad-event, quarantined, owner-unreachable or history-lost. With
-    history-lost, the region has lost events that it had acknowledged, by an operator's decision.
-    With owner-unreachable, it is not known whether the owner of the stream accepted the batch
-    before it became unreachable.
+    `why` is mismatch, expired, bad-event, quarantined, deleted, too-many-deleted, owner-unreachable
+    or history-lost. With history-lost, the region has lost events that it had acknowledged, by an
+    operator's decision. With owner-unreachable, it is not known whether the owner of the stream
+    accepted the batch before it became unreachable.
     """
 
     stream: LogId
