@@ -687,6 +687,15 @@ class OvertakesOldIdentity(Publisher):
             queue.under_way += 1
 
 
+class RepeatsOnlyInSilence(Publisher):
+    """A publish is repeated only if no stream of the publisher makes progress."""
+
+    def _on_timer(self, inp: TimerFired) -> None:
+        for queue in self.queues.values():
+            queue.retry.restart(self.now_ns)
+        super()._on_timer(inp)
+
+
 # ---------------------------------------------------------------- damage and roll back
 
 

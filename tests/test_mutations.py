@@ -66,6 +66,7 @@ CAUGHT_BY: dict[str, tuple[str, ...]] = {
         "TablesMayDiffer",
         "ForwardsUnderItsOwnName",
         "TakesAnybodysAck",
+        "RepeatsOnlyInSilence",
     ),
     "protocols/streams/test_cursors.py": (
         "AnswersBeforeTheBarrier",

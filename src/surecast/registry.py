@@ -18,7 +18,7 @@ import msgspec
 
 from surecast.columns.batch import Batch
 from surecast.core.canon import name_of
-from surecast.core.compose import compose
+from surecast.core.compose import Layer, compose
 from surecast.core.endpoint import Delivery, Place
 from surecast.core.machine import NodeContext
 from surecast.core.roles import Deployment, Role
@@ -127,9 +127,11 @@ def delivery(name: str) -> Delivery:
 
 def reader(name: str, ctx: NodeContext, place: Place) -> Machine:
     """The machine that reads streams of this delivery."""
-    from surecast.protocols.streams import clients
+    from surecast.protocols.streams.config import SubscriberConfig
+    from surecast.protocols.streams.subscriber import Subscriber
 
-    return delivery(name).reader(ctx, place) or clients.subscriber(ctx, place)
+    made = delivery(name).reader(ctx, place)
+    return made or Subscriber(SubscriberConfig(place.servers), {}, Counter())
 
 
 def control(ctx: NodeContext, place: Place) -> Machine:
@@ -137,19 +139,26 @@ def control(ctx: NodeContext, place: Place) -> Machine:
 
     Each delivery with its own publisher adds a layer, named like the delivery.
     """
-    from surecast.protocols.streams import clients
+    from surecast.protocols.streams.config import InquirerConfig, PublisherConfig
+    from surecast.protocols.streams.inquirer import Inquirer
+    from surecast.protocols.streams.publisher import Publisher
 
-    layers = {"publisher": clients.publisher(ctx, place), "inquirer": clients.inquirer(ctx, place)}
+    config = PublisherConfig(place.servers, owner_ns=place.owner_timeout_ns)
+    layers: dict[str, Layer] = {
+        "publisher": Publisher(config, ctx.rng, Counter()),
+        "inquirer": Inquirer(InquirerConfig(place.servers), Counter()),
+    }
     own = {one.name: one.publisher(ctx, place) for one in deliveries().values()}
     assert not own.keys() & layers.keys(), f"no delivery can be named one of {list(layers)}"
     return compose(layers | {name: layer for name, layer in own.items() if layer is not None})
 
 
-def range_reader(ctx: NodeContext, place: Place) -> Machine:
+def range_reader(_ctx: NodeContext, place: Place) -> Machine:
     """A machine that takes ReadRange, Hold and Go, delivers events, and emits Lost and Short."""
-    from surecast.protocols.streams import clients
+    from surecast.protocols.streams.config import SubscriberConfig
+    from surecast.protocols.streams.fetcher import Fetcher
 
-    return clients.fetcher(ctx, place)
+    return Fetcher(SubscriberConfig(place.servers), Counter())
 
 
 # ------------------------------------------------------------ for servers

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Mapping
 from random import Random
 from typing import Any
 
-from surecast.core.compose import Composition, Layer, compose
+from surecast.core.compose import Composition, Layer, Scope, compose
 from surecast.core.roles import Kit
-from surecast.core.scopes import Scope
 from surecast.core.types import Disk
 from surecast.errors import ConfigError
 from surecast.registry import roles

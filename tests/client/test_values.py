@@ -14,8 +14,7 @@ from surecast.client.arrow import (
     record_batch_of,
     record_batch_with_voids,
 )
-from surecast.client.events import Event, Seqs
-from surecast.client.rows import events_of
+from surecast.client.events import Event, Seqs, events_of
 from surecast.client.rules import ns_of
 from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, EXPIRED, REASONS, Batch
 from surecast.columns.intervals import IntervalSet

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from surecast.columns.batch import COLLECTED, Batch
-from surecast.core.compose import Composition, compose
-from surecast.core.scopes import scope_tag
+from surecast.core.compose import Composition, compose, scope_tag
 from surecast.core.types import (
     OWNER,
     Append,

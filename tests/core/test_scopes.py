@@ -3,7 +3,7 @@
 import pytest
 
 from surecast.columns.batch import Batch
-from surecast.core.scopes import NO_SCOPE, Scope, scope_tag
+from surecast.core.compose import NO_SCOPE, Scope, scope_tag
 from surecast.core.types import DAMAGE, Append, Compact, Repair, Truncate
 from surecast.errors import StorageError
 from surecast.storage.memory import MemoryDisk

@@ -9,10 +9,9 @@ import pytest
 from surecast.columns.batch import Batch
 from surecast.core.endpoint import WhichStreams
 from surecast.core.wire import Codec, decode_batch, encode_batch
-from surecast.endpoint import control, handshake
+from surecast.endpoint import control, discovery
 from surecast.endpoint.control import Control
-from surecast.endpoint.discovery import ADDRESSES_MAX, parse_url
-from surecast.endpoint.handshake import FRAMES_MAX
+from surecast.endpoint.discovery import ADDRESSES_MAX, FRAMES_MAX, parse_url
 from surecast.endpoint.options import _EVENT_BYTES_MAX, ClientOptions
 from surecast.errors import ConfigError, PeerError, SurecastError, UsageError
 from surecast.protocols.streams.messages import Introduced
@@ -55,7 +54,7 @@ def frames_before_the_answer() -> None:
         async def main() -> Any:
             reader = asyncio.StreamReader()
             reader.feed_data(BEAT * frames + b"".join(codec.encode(answer)))
-            return await handshake._answer(reader, codec)
+            return await discovery._answer(reader, codec)
 
         return asyncio.run(main())
 
@@ -99,7 +98,7 @@ CHECKS: list[Row] = [
     ),
     (
         frames_before_the_answer,
-        Edit("surecast.endpoint.handshake:_answer", "range(FRAMES_MAX)", "range(1000)"),
+        Edit("surecast.endpoint.discovery:_answer", "range(FRAMES_MAX)", "range(1000)"),
     ),
     (
         streams_of_a_pattern,

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from surecast.client.rows import events_of
+from surecast.client.events import events_of
 from surecast.columns.batch import (
     COLLECT,
     COLLECTED,

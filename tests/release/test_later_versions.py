@@ -16,8 +16,8 @@ from surecast.client import local
 from surecast.errors import StorageError
 from surecast.storage import inspect
 from surecast.storage.config import StorageConfig
-from surecast.storage.ends import FORMAT, MarkFile, read_mark
 from surecast.storage.folder import Folder
+from surecast.storage.journal_file import FORMAT, MarkFile, read_mark
 from surecast.storage.records import Record
 from surecast.storage.segments import SegmentStore
 from tests.golden_files import RELEASES

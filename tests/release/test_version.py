@@ -9,7 +9,7 @@ from surecast.core import record, wire
 from surecast.pipeline import staging
 from surecast.runtime import hello, udp
 from surecast.server.openapi import document
-from surecast.storage import ends
+from surecast.storage import journal_file
 from tests.golden_files import RELEASES, VERSION
 from tests.server.processes import surecast_here
 
@@ -54,7 +54,7 @@ def test_the_page_on_compatibility_has_the_versions_of_the_code() -> None:
     assert f"byte 4 of each frame: {wire.VERSION} |" in rows["frames"]
     assert f"field `version` of `/hello`: {hello.VERSION};" in rows["greeting of a connection"]
     assert f"byte 4 of the preamble: {udp._VERSION} |" in rows["datagrams"]
-    assert f"`format` in the file `ends`: {ends.FORMAT} |" in rows["data folder as a whole"]
+    assert f"`format` in the file `ends`: {journal_file.FORMAT} |" in rows["data folder as a whole"]
     assert f"byte 4 of the file: {record.VERSION} |" in rows["recordings"]
     (row,) = [line for name, line in rows.items() if name.startswith("offsets in Spark")]
     assert f"first byte, {staging._VERSION} |" in row

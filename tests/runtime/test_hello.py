@@ -9,9 +9,8 @@ from tests.runtime.test_tcp import Caller
 from surecast.core.types import PeerDown, Send
 from surecast.errors import ConfigError
 from surecast.runtime import AddressBook, RuntimeLimits
-from surecast.runtime.addresses import own_address, with_address
+from surecast.runtime.addresses import bind, own_address, with_address
 from surecast.runtime.hello import NAME_LEN_MAX, VERSION, Hello
-from surecast.runtime.listen import bind
 
 OURS = Hello(VERSION, "b", "", b"", 0, credential="secret")
 

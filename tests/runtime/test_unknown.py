@@ -10,8 +10,8 @@ from tests.runtime.stage import CODEC_TYPES, Ping, Stage, numbers, on_loops, pla
 from surecast.core.types import Enclosed, Message, PeerDown, Send, tagged
 from surecast.core.wire import Codec
 from surecast.errors import UnknownMessage
-from surecast.runtime import unknown as module
-from surecast.runtime.unknown import OTHER, TAGS_MAX, UnknownMessages
+from surecast.runtime import tcp
+from surecast.runtime.tcp import OTHER, TAGS_MAX, UnknownMessages
 
 
 class Base(Message, tag=tagged("later")):
@@ -90,7 +90,7 @@ def test_counted_tags_are_bounded_and_log_lines_are_rare(
 ) -> None:
     caplog.set_level(logging.WARNING, "surecast.runtime")
     now_ns = 0
-    monkeypatch.setattr(module.time, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(tcp, "monotonic_ns", lambda: now_ns)
     counters: Counter[str] = Counter()
     unknown = UnknownMessages("b", counters)
 
@@ -106,7 +106,7 @@ def test_counted_tags_are_bounded_and_log_lines_are_rare(
     assert [record.getMessage() for record in caplog.records] == [
         "b: dropped a message of unknown type later/News0 in a frame of 136 bytes from a"
     ]
-    now_ns = module.LOG_EVERY_NS
+    now_ns = tcp.LOG_EVERY_NS
     drop(1)
     drop(2)
     assert len(caplog.records) == 2

@@ -13,10 +13,9 @@ import pytest
 from tests.storage.stores import LOG, Driver, batch, content, small
 
 from surecast.core.types import DAMAGE, Append, SaveState, Stored
-from surecast.storage.ends import EndsMark, MarkFile, read_mark
 from surecast.storage.folder import Damaged, Folder
 from surecast.storage.inspect import info, verify
-from surecast.storage.journal_file import JournalFile
+from surecast.storage.journal_file import EndsMark, JournalFile, MarkFile, read_mark
 from surecast.storage.records import LIFE, read_records
 from surecast.storage.segments import SegmentStore
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from tests.storage.stores import LOG, OTHER, Driver, batch, small
 
-from surecast.core.scopes import NO_SCOPE, scope_tag
+from surecast.core.compose import NO_SCOPE, scope_tag
 from surecast.core.types import Append, Stored
 
 CHAIN, ABOVE = scope_tag("chain"), scope_tag("above")

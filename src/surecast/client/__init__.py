@@ -12,8 +12,7 @@ subscription_buffer.py  its received and unread batches
 stream_progress.py      its position in one stream
 cursor.py               the stored position of a named subscription
 timeouts.py             timeout= of the calls
-events.py               Event, Seqs
-rows.py                 batches as events
+events.py               Event, Seqs; batches as events
 arrow.py                batches as Arrow record batches
 table.py                a bounded read as one table
 rules.py                keep_all(), latest_per_key(), before_seq() …

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from surecast.client.rows import void_reason
+from surecast.client.events import void_reason
 from surecast.columns.batch import DATA, Batch
 from surecast.columns.column import Int64s
 

@@ -24,8 +24,7 @@ from operator import length_hint
 from typing import Final, NamedTuple
 
 from surecast.client.cursor import Cursor
-from surecast.client.events import Event
-from surecast.client.rows import events_of, lost_event
+from surecast.client.events import Event, events_of, lost_event
 from surecast.client.stream_progress import NEVER, StreamProgress, UnorderedProgress
 from surecast.client.timeouts import Deadline, deadline_of, timed_out
 from surecast.columns.batch import CONFIG, Batch

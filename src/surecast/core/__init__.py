@@ -5,9 +5,9 @@ effects they return. All protocols use the same inputs and effects, put the same
 and into the log, and read their parameters in the same way. Nothing in this package does IO.
 
 - `types`: inputs, effects, the base of all messages, the interfaces a driver must offer.
-- `machine`, `compose`: the base class of most machines; machines made of layers.
+- `machine`, `compose`: the base class of most machines; machines made of layers, and the part of
+  the disk that a layer may read.
 - `states`, `sessions`: state tables and their checks; the states of a session with a peer.
-- `scopes`: the part of the disk that a layer may read.
 - `replicated`, `streams`, `endpoint`: the interfaces of the chain layer, of the stream service, and
   of the client side of a delivery (the protocol that brings a stream's events to its readers).
 - `roles`, `status`: what a protocol adds to a region's replica, and how it reports its status.

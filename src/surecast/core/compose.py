@@ -24,19 +24,28 @@ Which layer an input or effect goes to:
 The effects of a step are routed in order, depth first: all steps that one effect causes in other
 layers are run before the next effect is routed.
 
-Each layer has its own states and logs on the disk (`core.scopes`).
+**The disk.** Each layer has its own states and logs. For writing, a composition prefixes the names
+of a layer's states with the layer's name, and adds the layer's tag to the effects that write to
+logs. For reading, a layer gets a `Scope`, with which it can read its own states and logs, and the
+logs of the layers below. A log belongs to the layer that appended to it first; an append by another
+layer fails. If only the batches of a log could be salvaged from a damaged folder, it is not known
+which layer owned it. All layers can read such a log, and it belongs to the next layer that appends
+to it. The state `DAMAGE` concerns the whole disk and is the same for every layer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol
+from zlib import crc32
 
 import msgspec
 
-from surecast.core.scopes import scope_tag, state_name
 from surecast.core.types import (
+    DAMAGE,
     OWNER,
     Append,
     AtEndOfPass,
+    Batch,
     CancelTimer,
     ClockSet,
     Command,
@@ -44,9 +53,11 @@ from surecast.core.types import (
     Compacted,
     Congested,
     Deliver,
+    Disk,
     Emit,
     EndOfPass,
     FromBelow,
+    LogId,
     PassDown,
     PeerDown,
     PeerUp,
@@ -64,7 +75,9 @@ from surecast.core.types import (
 )
 from surecast.errors import ConfigError, UsageError
 
-__all__ = ["Composition", "Layer", "compose"]
+__all__ = ["NO_SCOPE", "Composition", "Layer", "Scope", "compose", "scope_tag"]
+
+NO_SCOPE = 0  # for a machine without layers, and for logs whose owner is not known
 
 _BROADCAST = frozenset((Start, ClockSet))  # they also go to layers that do not list them
 _FROM_THE_DRIVER = frozenset((Start, ClockSet, PeerUp, PeerDown, Congested, Writable))
@@ -259,7 +272,7 @@ class Composition:
             out.append(kind((self._names[number], effect.key)))
         elif kind is SaveState:
             name = self._names[number]
-            state = state_name(name, effect.name)
+            state = _state_name(name, effect.name)
             out.append(SaveState(state, effect.data, (name, effect.token)))
         elif kind is Compact or kind is Repair:
             token = (self._names[number], effect.token)
@@ -307,3 +320,51 @@ class Composition:
             if kind in layers[below].inputs and set(uses) & set(layers[below].provides):
                 return below
         raise AssertionError(f"no layer below {self._names[number]} takes {kind.__name__}")
+
+
+# ---------------------------------------------------------------- the disk
+
+
+@cache
+def scope_tag(layer: str) -> int:
+    """The number that stands for a layer in files: 24 bits, never 0."""
+    return crc32(layer.encode()) % 0xFFFFFF + 1
+
+
+def _state_name(layer: str, name: str) -> str:
+    """The name of a layer's state on disk."""
+    return name if name == DAMAGE else f"{layer}/{name}"
+
+
+class Scope:
+    """A `core.types.Disk` for one layer; `below` are the other layers whose logs it can read."""
+
+    def __init__(self, disk: Disk, layer: str, below: Sequence[str] = ()) -> None:
+        self._disk = disk
+        self._layer = layer
+        self._seen = frozenset((NO_SCOPE, scope_tag(layer), *map(scope_tag, below)))
+
+    def scope_of(self, log: LogId) -> int:
+        return self._disk.scope_of(log)
+
+    def logs(self) -> list[LogId]:
+        return [log for log in self._disk.logs() if self._disk.scope_of(log) in self._seen]
+
+    def end(self, log: LogId) -> int:
+        return self._disk.end(log) if self._disk.scope_of(log) in self._seen else 1
+
+    def read(self, log: LogId, lo: int, hi: int, nbytes_max: int) -> list[Batch]:
+        if self._disk.scope_of(log) not in self._seen:
+            return []
+        return self._disk.read(log, lo, hi, nbytes_max)
+
+    def holes(self, log: LogId) -> list[tuple[int, int]]:
+        return self._disk.holes(log) if self._disk.scope_of(log) in self._seen else []
+
+    def first_at(self, log: LogId, time_ns: int, lo: int, hi: int) -> int:
+        if self._disk.scope_of(log) not in self._seen:
+            return hi
+        return self._disk.first_at(log, time_ns, lo, hi)
+
+    def state(self, name: str) -> bytes | None:
+        return self._disk.state(_state_name(self._layer, name))

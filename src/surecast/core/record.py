@@ -107,7 +107,7 @@ class Ends(NamedTuple):
 
     log: LogId
     end: int
-    scope: int  # the layer that it belongs to (`core.scopes`)
+    scope: int  # the layer that it belongs to (`core.compose`)
 
 
 class Holed(NamedTuple):

@@ -245,7 +245,7 @@ class Append(Effect):
     log: LogId
     batches: tuple[Batch, ...]
     token: Token
-    scope: int = 0  # the layer that writes (`core.scopes`), here and in the effects below
+    scope: int = 0  # the layer that writes (`core.compose`), here and in the effects below
 
 
 class Truncate(Effect):
@@ -329,7 +329,7 @@ class Disk(Protocol):
     def logs(self) -> list[LogId]: ...
 
     def scope_of(self, log: LogId) -> int:
-        """The layer that a log belongs to (`core.scopes`); 0: none, or not known."""
+        """The layer that a log belongs to (`core.compose`); 0: none, or not known."""
         ...
 
     def end(self, log: LogId) -> int:

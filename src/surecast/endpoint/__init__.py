@@ -4,8 +4,7 @@ An endpoint consists of *nodes*, as a server does. Their machines, which come fr
 handle retries, reconnects and failover; the files here handle bounds, order and waiting.
 
 endpoint.py        Endpoint: a program's connection to a region
-discovery.py       from a url to the names and addresses of a region's servers
-handshake.py       the first contact with a server whose name is not known yet
+discovery.py       the first contact: from a url to the names and addresses of the servers
 region_link.py     the addresses of the servers, and the nodes connected to them
 control.py         the node that publishes and sends queries, with results to await
 publishers.py      events become batches, in order, within bounds

@@ -1,7 +1,8 @@
 """The first contact: from a url to the names and addresses of a region's servers.
 
 A url has one or more addresses, of any servers of the region: `surecast://host:port,host2:port2`.
-`surecast://` may be left out. The first server that answers returns the addresses of all.
+`surecast://` may be left out. The first server that answers returns the addresses of all. Its
+name is not known before, so it gets a HELLO without one, then a query for the servers.
 
 A url with a user, password or query is refused, and no message shows these: messages show a url
 only in the form returned by `redacted`.
@@ -11,23 +12,33 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
+import secrets
+from collections.abc import Awaitable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from surecast.core.types import SECOND
-from surecast.core.wire import Codec
-from surecast.endpoint.handshake import HttpAnswer, introduction
-from surecast.errors import ConnectError, PeerError, UsageError, WrongToken
+from surecast.core.types import SECOND, tag_of
+from surecast.core.wire import HEADER_SIZE, Codec, frame_size
+from surecast.errors import ConnectError, PeerError, UnknownMessage, UsageError, WrongToken
+from surecast.registry import message_type
+from surecast.runtime import hello
 from surecast.runtime.addresses import Address, show_address
 
 __all__ = ["Region", "discover", "parse_url", "redacted", "show_url"]
+
+T = TypeVar("T")
 
 SCHEME: Final = "surecast"
 PORT: Final = 7400
 HIDDEN: Final = "***"
 ADDRESSES_MAX: Final = 64  # in a url
 _EVERYWHERE: Final = ("0.0.0.0", "::")
+
+QUESTION: Final = "streams/Introduce"
+ANSWER: Final = "streams/Introduced"
+WRONG_TOKEN: Final = ("wrong token", "wrong credential")  # the latter: servers of version 0.1
+FRAMES_MAX: Final = 100  # frames before the answer; bounds the wait if none comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,10 @@ class Region:
     replicas: dict[str, Address]  # the one that answered is the first
     http: dict[str, str]
     own_host: str  # this machine's address on the connection to them
+
+
+class HttpAnswer(PeerError):
+    """The answer is HTTP: the port is not a data port."""
 
 
 def parse_url(url: str) -> list[Address]:
@@ -101,7 +116,7 @@ async def discover(
         place = show_address((host, port))
         try:
             async with asyncio.timeout(timeout_ns / SECOND):
-                introduced, own_host = await introduction(host, port, codec, token)
+                introduced, own_host = await _introduction(host, port, codec, token)
                 return _region(introduced, host, own_host)
         except TimeoutError:
             problems.append(f"{place} did not answer within {timeout_ns / SECOND:g} s")
@@ -155,3 +170,77 @@ def _region(introduced: Any, host: str, own_host: str) -> Region:
     names = sorted(introduced.replicas, key=lambda name: name != introduced.name)
     replicas = {name: place(name, introduced.replicas[name]) for name in names}
     return Region(introduced.region, replicas, dict(introduced.http), own_host)
+
+
+# ---------------------------------------------------------------- the handshake
+
+
+async def _introduction(host: str, port: int, codec: Codec, token: str) -> tuple[Any, str]:
+    """The answer of the server at an address about its region (streams/Introduced), and our own
+    host.
+
+    Raises WrongToken if it refuses the token, PeerError for any other answer.
+    """
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        own_host = writer.get_extra_info("sockname")[0]
+        name = f"ask-{secrets.token_hex(8)}"
+        writer.write(
+            hello.encode(
+                hello.Hello(
+                    hello.VERSION, name, "", secrets.token_bytes(8), 1, role="asker",
+                    credential=token,
+                )
+            )
+        )  # fmt: skip
+        answer = await _driver_frame(reader)
+        if isinstance(answer, hello.Refused):
+            if answer.why in WRONG_TOKEN:
+                raise WrongToken(answer.why)
+            raise PeerError(answer.why)
+        if not isinstance(answer, hello.Hello):
+            raise PeerError("no HELLO")
+        writer.write(hello.BEAT + b"".join(codec.encode(message_type(QUESTION)())))
+        return await _answer(reader, codec), own_host
+    finally:
+        with suppress(OSError):
+            writer.write(hello.BYE)
+        writer.close()
+
+
+async def _answer(reader: asyncio.StreamReader, codec: Codec) -> Any:
+    for _ in range(FRAMES_MAX):
+        frame = await _frame(reader, codec)
+        if len(frame) == hello.MARK_SIZE and frame in (hello.BEAT, hello.BYE):
+            continue
+        try:
+            message, _ = codec.decode(frame)
+        except UnknownMessage:  # of a protocol that this client does not know
+            continue
+        if tag_of(type(message)) == ANSWER:
+            return message
+    raise PeerError("it did not send the servers of the region")
+
+
+async def _driver_frame(reader: asyncio.StreamReader) -> Any:
+    return hello.CODEC.decode(await _frame(reader, hello.CODEC))[0]
+
+
+async def _frame(reader: asyncio.StreamReader, codec: Codec) -> bytes:
+    header = await _or_eof(reader.readexactly(HEADER_SIZE))
+    if header.startswith(b"HTTP/"):
+        raise HttpAnswer
+    size = frame_size(header, codec.limits)
+    assert size is not None
+    return header + await _or_eof(reader.readexactly(size - HEADER_SIZE))
+
+
+async def _or_eof(reading: Awaitable[T]) -> T:
+    try:
+        return await reading
+    except asyncio.IncompleteReadError as short:
+        if short.partial.startswith(b"HTTP/"):
+            raise HttpAnswer from None
+        if short.partial:
+            raise PeerError("it closed the connection in the middle of a frame") from None
+        raise EOFError from None

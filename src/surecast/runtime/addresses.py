@@ -1,16 +1,21 @@
-"""Names to addresses. A name may contain its address: `c3@127.0.0.1:41234`.
+"""Names to addresses, and the sockets to listen on.
 
+A name may contain its address: `c3@127.0.0.1:41234`.
 Mesh clients exchange names only, so a name of that form must be enough to reach its node. An entry
 of the address book takes precedence over the address in the name; that is how a link is routed
 through a relay.
 
 Any peer can send any name, and a node sends its credential to every node it connects to. An address
 that comes only from a name is therefore used only on loopback, or if `insecure` is set.
+
+A node listens for TCP and UDP at the same port, so that one address names it.
 """
 
+import socket
 from collections.abc import Mapping
 from functools import lru_cache
 from ipaddress import ip_address
+from typing import Final
 
 from surecast.core.types import Peer
 from surecast.errors import ConfigError
@@ -18,6 +23,7 @@ from surecast.errors import ConfigError
 __all__ = [
     "Address",
     "AddressBook",
+    "bind",
     "check_listen",
     "is_loopback",
     "own_address",
@@ -26,6 +32,9 @@ __all__ = [
 ]
 
 Address = tuple[str, int]
+
+_TRIES: Final = 50  # a port that the system offers for TCP may be in use for UDP
+_UDP_BUFFER_BYTES: Final = 4 << 20  # holds bursts during a pass; the system may allow less
 
 
 def show_address(address: Address) -> str:
@@ -89,3 +98,51 @@ def check_listen(host: str, insecure: bool) -> None:
             f"listening on {host!r} would let in anybody who can reach this machine: connections "
             "are not encrypted yet. Listen on 127.0.0.1, or allow it with insecure=True"
         )
+
+
+# ---------------------------------------------------------------- sockets
+
+
+def bind(listen: Address | None, insecure: bool) -> tuple[socket.socket | None, socket.socket]:
+    """A TCP socket (None: the node only connects) and a UDP socket, neither blocking."""
+    if listen is None:
+        return None, _udp("0.0.0.0" if insecure else "127.0.0.1", 0)
+    host, port = listen
+    for _ in range(1 if port else _TRIES):
+        tcp = _tcp(host, port)
+        try:
+            return tcp, _udp(*tcp.getsockname()[:2])
+        except OSError as error:
+            tcp.close()
+            problem = error
+    raise ConfigError(f"cannot listen for datagrams on {host}:{port}: {problem}")
+
+
+def _tcp(host: str, port: int) -> socket.socket:
+    tcp = socket.socket(_family(host), socket.SOCK_STREAM)
+    try:
+        tcp.setblocking(False)
+        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        tcp.bind((host, port))
+        tcp.listen(512)
+    except OSError as error:
+        tcp.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+    return tcp
+
+
+def _udp(host: str, port: int) -> socket.socket:
+    udp = socket.socket(_family(host), socket.SOCK_DGRAM)
+    try:
+        udp.setblocking(False)
+        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            udp.setsockopt(socket.SOL_SOCKET, option, _UDP_BUFFER_BYTES)
+        udp.bind((host, port))
+    except OSError:
+        udp.close()
+        raise
+    return udp
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -59,14 +59,19 @@ from surecast.core.types import (
 from surecast.core.wire import Codec
 from surecast.errors import ConfigError, UsageError
 from surecast.runtime import hello
-from surecast.runtime.addresses import Address, AddressBook, check_listen, own_address, with_address
-from surecast.runtime.limits import RuntimeLimits
-from surecast.runtime.listen import bind
+from surecast.runtime.addresses import (
+    Address,
+    AddressBook,
+    bind,
+    check_listen,
+    own_address,
+    with_address,
+)
+from surecast.runtime.session import RuntimeLimits
 from surecast.runtime.sessions import Sessions
-from surecast.runtime.tcp import Connection
+from surecast.runtime.tcp import Connection, UnknownMessages
 from surecast.runtime.timers import ClockWatch, Timers
 from surecast.runtime.udp import Datagrams
-from surecast.runtime.unknown import UnknownMessages
 from surecast.storage.memory import MemoryDisk
 from surecast.storage.store import MemoryStore, Store
 

@@ -6,11 +6,13 @@ the bytes ends this connection only.
 """
 
 import asyncio
+import logging
 import struct
+from collections import Counter
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from surecast.core.types import MS, SECOND, Received
+from surecast.core.types import MS, SECOND, Peer, Received
 from surecast.core.wire import HEADER_SIZE, Buffer, frame_size
 from surecast.errors import PeerError, UnknownMessage
 from surecast.runtime.chunks import Chunk
@@ -29,7 +31,19 @@ if TYPE_CHECKING:
     from surecast.runtime.session import Session
     from surecast.runtime.sessions import Sessions
 
-__all__ = ["ANSWERED", "ENDED", "GREETING", "PARKED", "READY", "Connection"]
+__all__ = [
+    "ANSWERED",
+    "ENDED",
+    "GREETING",
+    "OTHER",
+    "PARKED",
+    "READY",
+    "TAGS_MAX",
+    "Connection",
+    "UnknownMessages",
+]
+
+log = logging.getLogger("surecast.runtime")
 
 GREETING: Final = "greeting"  # waiting for the peer's Hello
 PARKED: Final = "parked"  # got the peer's Hello, but our own attempt takes precedence
@@ -41,6 +55,10 @@ _BODY_LEN: Final = struct.Struct("<I")
 _BODY_LEN_AT: Final = 8
 _BURST_NS: Final = MS // 2  # after a receive that took longer, yield to others
 _JOIN_BYTES_MAX: Final = 8 << 10  # below this average, joining buffers is cheaper than writelines
+
+TAGS_MAX: Final = 64  # of unknown messages, counted one by one; a peer can make up tags
+OTHER: Final = "other"  # counts the rest
+LOG_EVERY_NS: Final = 60 * SECOND
 
 _HTTP_METHODS: Final = (
     b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"PRI ",
@@ -161,7 +179,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._greet(chunk)
 
-    def _greet(self, chunk: Chunk) -> None:
+    def _greet(self, chunk: "Chunk") -> None:
         try:
             rest = chunk.view[chunk.at : chunk.fill]
             size = frame_size(rest, HELLO_LIMITS)
@@ -326,3 +344,30 @@ class Connection(asyncio.BufferedProtocol):
 
 def describe(exc: Any) -> str:
     return f"{type(exc).__name__}: {exc}" if exc is not None else "closed by the peer"
+
+
+class UnknownMessages:
+    """The messages of unknown types that one node has received; `counters` are the node's.
+
+    In a cluster with nodes of different versions, some nodes may not speak all protocols. A frame
+    with a message of an unknown protocol is intact, so the session continues after it. The messages
+    are counted by tag, and logged now and then.
+    """
+
+    def __init__(self, node: Peer, counters: Counter[str]) -> None:
+        self.node = node
+        self.counters = counters
+        self.by_tag: Counter[str] = Counter()
+        self._logged_ns = -LOG_EVERY_NS
+        self._unlogged = 0
+
+    def drop(self, peer: Peer, unknown: UnknownMessage) -> None:
+        full = len(self.by_tag) >= TAGS_MAX
+        self.by_tag[OTHER if full and unknown.tag not in self.by_tag else unknown.tag] += 1
+        self.counters["unknown_messages"] += 1
+        self._unlogged += 1
+        now_ns = monotonic_ns()
+        if now_ns - self._logged_ns >= LOG_EVERY_NS:
+            more = f" ({self._unlogged:,} since the last such line)" if self._unlogged > 1 else ""
+            log.warning("%s: dropped %s from %s%s", self.node, unknown, peer, more)
+            self._logged_ns, self._unlogged = now_ns, 0

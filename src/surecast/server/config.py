@@ -20,7 +20,7 @@ from surecast.core.wire import Limits
 from surecast.errors import ConfigError
 from surecast.registry import roles
 from surecast.runtime.addresses import Address, is_loopback
-from surecast.runtime.limits import RuntimeLimits
+from surecast.runtime.session import RuntimeLimits
 from surecast.storage.config import StorageConfig
 
 __all__ = [

@@ -41,7 +41,7 @@ class Manifest(msgspec.Struct, array_like=True):
     logs: dict[LogId, Extents] = {}
     states: list[tuple[str, bytes]] = []
     holes: dict[LogId, Holes] = {}
-    scopes: dict[LogId, int] = {}  # the layers that logs belong to (`core.scopes`), if known
+    scopes: dict[LogId, int] = {}  # the layers that logs belong to (`core.compose`), if known
 
 
 _decoder: Final = msgspec.msgpack.Decoder(Manifest)

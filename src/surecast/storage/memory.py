@@ -69,7 +69,7 @@ class Log:
         self.starts: list[int] = []
         self.pieces: list[Any] = []
         self.end = 1
-        self.scope = 0  # of the layer that it belongs to (`core.scopes`); 0: not known
+        self.scope = 0  # of the layer that it belongs to (`core.compose`); 0: not known
 
     def replace(self, first: int, last: int, pieces: Sequence[Any]) -> list[Any]:
         """Replace the pieces with indices [first, last) by `pieces`; returns the old ones."""

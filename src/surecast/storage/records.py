@@ -8,10 +8,10 @@ A head identifies its journal and offset: `at` is its own offset, and its checks
 the journal's number. So bytes inside a payload, or of another file, are not taken for a record.
 
 `synced` distinguishes damage from a crash: it is the part of the file that was known to be on disk
-when the record was written. The mark (`ends.py`) holds the same outside the file. An invalid record
-below what the mark or a later record calls synced is damaged: reading continues after it
-(`DamagedRecord`). An invalid record above it is a torn, unsynced write of a crash: the journal is
-cut off there.
+when the record was written. The mark (`journal_file.py`) holds the same outside the file. An
+invalid record below what the mark or a later record calls synced is damaged: reading continues
+after it (`DamagedRecord`). An invalid record above it is a torn, unsynced write of a crash: the
+journal is cut off there.
 """
 
 import struct

@@ -23,11 +23,17 @@ from surecast.core.types import DAMAGE, Append, Batch, LogId, SaveState, Truncat
 from surecast.errors import StorageError
 from surecast.storage.check import Progress
 from surecast.storage.config import StorageConfig
-from surecast.storage.ends import NEW, EndsMark, MarkFile, read_mark
 from surecast.storage.extents import Extent, Shelf
 from surecast.storage.folder import Damaged, Folder, Paths
 from surecast.storage.frames import Lost
-from surecast.storage.journal_file import JournalFile, create_journal
+from surecast.storage.journal_file import (
+    NEW,
+    EndsMark,
+    JournalFile,
+    MarkFile,
+    create_journal,
+    read_mark,
+)
 from surecast.storage.manifest import Manifest, read_manifest
 from surecast.storage.memory import Hole
 from surecast.storage.mover import Mover, Snapshot

@@ -67,7 +67,7 @@ class Run(NamedTuple):
     batches: int
     index_crc: int
     crc: int  # of its frames
-    scope: int  # the layer that the log belongs to (`core.scopes`); 0: not known
+    scope: int  # the layer that the log belongs to (`core.compose`); 0: not known
 
 
 class SegmentWriter:

@@ -19,6 +19,7 @@ failed move or compaction leaves everything as it was; a move is tried again lat
 
 import logging
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -28,7 +29,6 @@ from typing import Any, Final
 from surecast.core.types import Compact, Compacted, LogId, StoreFailed, Truncate
 from surecast.core.wire import DEFAULT_LIMITS, Limits
 from surecast.errors import StorageError
-from surecast.storage.background import Background
 from surecast.storage.config import StorageConfig
 from surecast.storage.extents import Extent
 from surecast.storage.folder import FULL, Folder
@@ -47,6 +47,11 @@ _TIDY: Final = "tidy"
 _PIECES_AT_ONCE: Final = 2000  # released from memory per turn of the loop: about a millisecond
 _PIECES_A_GROUP: Final = 4  # the cost of a group in pieces, in addition to its pieces
 _RETRY_S: Final = 1.0  # between moves that are tried because memory is full
+# Pause between slices of work. A thread that only releases the interpreter's lock gets it back
+# before a waiting thread is awake; a thread that sleeps does not.
+_PAUSE_S: Final = 0.0001
+
+Work = Callable[[Callable[[], None]], Any]  # gets `between_slices`, to be called between slices
 
 
 class SegmentStore:
@@ -89,7 +94,7 @@ class SegmentStore:
         self._ready: tuple[Any, list[Any]] | None = None  # its token and result, not shown yet
         self._answers: list[Any] = []  # of compactions, for the next `collect`
         self._closed = False
-        self._background = Background(self._on_results)
+        self._background = _Background(self._on_results)
         self._journal = JournalWriter(
             recovered.file,
             self._on_results,
@@ -337,3 +342,69 @@ def _answers(done: Done) -> list[Any]:
         if answer is not None:
             answers.append(answer)
     return answers
+
+
+class _Closing(Exception):
+    """Raised in a job when the store is closed, to end it."""
+
+
+class _Background:
+    """The thread for moves and compactions: one job at a time, with pauses for other threads."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._work = threading.Condition()  # guards what follows
+        self._jobs: deque[tuple[Any, Work]] = deque()
+        self._results: list[tuple[Any, Any]] = []
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="mover", daemon=True)
+        self._thread.start()
+
+    def put(self, what: Any, work: Work) -> None:
+        """Run `work` in the thread; then `take` returns `what` with its result or exception."""
+        with self._work:
+            self._jobs.append((what, work))
+            self._work.notify()
+
+    def tell(self, what: Any, result: Any) -> None:
+        """Add a result for `what` without running any work."""
+        with self._work:
+            self._results.append((what, result))
+        self._wake()
+
+    def take(self) -> list[tuple[Any, Any]]:
+        """The results since the last call: each `what`, with what its work returned or raised."""
+        with self._work:
+            results, self._results = self._results, []
+            return results
+
+    def close(self) -> None:
+        with self._work:
+            self._closing = True
+            self._work.notify()
+        self._thread.join()
+
+    def _between_slices(self) -> None:
+        if self._closing:
+            raise _Closing
+        time.sleep(_PAUSE_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._work:
+                while not self._closing and not self._jobs:
+                    self._work.wait()
+                if self._closing:
+                    return
+                what, work = self._jobs.popleft()
+            try:
+                result = work(self._between_slices)
+            except _Closing:
+                return
+            except Exception as problem:
+                # These would keep references to pieces, and so segments in use.
+                problem.__cause__ = problem.__context__ = None
+                result = problem.with_traceback(None)
+            del work  # it refers to pieces, too
+            self.tell(what, result)
+            del what, result

@@ -86,6 +86,7 @@ class Cluster:
         server: dict[str, Any] | None = None,
         types: tuple[type[Any], ...] = (),
         client_type: type[MeshPeer] = MeshPeer,
+        publisher_type: type[Publisher] = Publisher,
         mesh: MeshConfig | None = None,
         client: dict[str, Any] | None = None,
         publisher: dict[str, Any] | None = None,
@@ -111,6 +112,7 @@ class Cluster:
         }
         self.types = types  # replace a replica's own layer classes (`stacks.region_replica`)
         self.client_type = client_type
+        self.publisher_type = publisher_type
         self.mesh = mesh or MeshConfig()
         self.client_options = client or {}
         self.role_options = {"chain": chain or {}, **_split(server or {}, {"mesh": self.mesh})}
@@ -194,7 +196,7 @@ class Cluster:
     def _add_publisher(self, name: str, replicas: tuple[str, ...]) -> None:
         counters = self.counters[name] = Counter()
         config = PublisherConfig(replicas, **self.publisher_options)
-        self.world.add(name, lambda ctx: Publisher(config, ctx.rng, counters))
+        self.world.add(name, lambda ctx: self.publisher_type(config, ctx.rng, counters))
         self.world.on_emit(name, self._on_publisher)
         self.publishers.append(name)
 

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 from msgspec import field
 
 from surecast.columns.retention import KeepAll, KeepLast, Policy
+from surecast.core.compose import scope_tag
 from surecast.core.machine import HandlerMachine
-from surecast.core.scopes import scope_tag
 from surecast.core.streams import StreamSpec
 from surecast.core.types import MS, SECOND
 from surecast.protocols.nakcast import checks

@@ -45,7 +45,7 @@ from typing import Any
 import msgspec
 
 from surecast.errors import ConfigError, SurecastError, UsageError
-from surecast.runtime.listen import bind
+from surecast.runtime.addresses import bind
 from surecast_lab.testing.relay_tcp import Address, TcpLink
 from surecast_lab.testing.relay_udp import UdpLink
 from surecast_lab.testing.relay_wire import BACK, FORWARD, Lane, LaneStats, RelayLimits, Shape

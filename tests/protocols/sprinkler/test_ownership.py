@@ -15,6 +15,7 @@ from surecast.core.streams import StreamSpec
 from surecast.core.types import MS, SECOND, Received
 from surecast.protocols.sprinkler.checks import Record
 from surecast.protocols.streams.messages import PubAck
+from surecast.protocols.streams.publisher import Publisher
 from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
 from tests.helpers import cluster_of, each_scenario, heal_and_judge, publish, run, settle, wait
@@ -215,10 +216,37 @@ def forged_acknowledgement(mutant: type | None) -> list[str]:
     return ["an acknowledgement that the owner never gave"]
 
 
+def lost_forward(mutant: type | None) -> list[str]:
+    """The owner's head crashes with a forwarded publish. The publisher's other stream goes on."""
+    streams = {"s": ("east", KeepAll()), "w": ("west", KeepAll())}
+    cluster = cluster_of(
+        {"east": 1, "west": 1},
+        streams,
+        server={"owners": {"": "east", "w": "west"}},
+        publisher_type=mutant or Publisher,
+    )
+    world = cluster.world
+    for stream in streams:
+        publish(cluster, 3, "west/pub0", stream)
+    settle(cluster)
+    publish(cluster, 1, "west/pub0")
+    world.crash("east/0")
+    for second in range(20):
+        if second == 2:
+            world.restart("east/0")
+        for _ in range(10):
+            publish(cluster, 1, "west/pub0", "w")
+            run(cluster, 100 * MS)
+    if cluster.unacknowledged():
+        return ["a publish waits for ever while others are acknowledged"]
+    return heal_and_judge(cluster)
+
+
 SCENARIOS: list[tuple[str, Scenario, type]] = [
     ("owner-tables-differ", differing_tables, mutations.TablesMayDiffer),
     ("owner-exactly-once", another_way, mutations.ForwardsUnderItsOwnName),
     ("owner-forged-ack", forged_acknowledgement, mutations.TakesAnybodysAck),
+    ("owner-lost-forward", lost_forward, mutations.RepeatsOnlyInSilence),
 ]
 
 

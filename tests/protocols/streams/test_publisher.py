@@ -8,10 +8,10 @@ import pytest
 from surecast.columns.batch import Batch
 from surecast.core.endpoint import Acked, Failed, OfferBatch, Open, Opened
 from surecast.core.streams import StreamSpec
-from surecast.core.types import SECOND, Emit, Received, Send, SetTimer, Start, TimerFired
+from surecast.core.types import MS, SECOND, Emit, Received, Send, SetTimer, Start, TimerFired
 from surecast.protocols.streams.config import PublisherConfig
 from surecast.protocols.streams.messages import CreateStream, PubAck, Publish, PubNack, StreamOpened
-from surecast.protocols.streams.publisher import Publisher
+from surecast.protocols.streams.publisher import DOUBLINGS_MAX, Publisher
 
 STREAM = bytes(range(16))
 
@@ -102,3 +102,81 @@ def test_owner_refusals_that_are_final_are_reported_at_once(why: str) -> None:
     steps.give(Open("s", StreamSpec()))
     opened = StreamOpened("s", None, why)
     assert steps.give(Received("w/0", opened)) == [Emit(Opened("s", None, why))]
+
+
+# ---------------------------------------------------------------- repetitions
+
+OTHER = bytes(range(1, 17))
+
+
+def offers(steps: Steps, stream: bytes) -> list[tuple[str, bytes, int]]:
+    """Offer an event, which is acknowledged at once if it is sent; returns what was sent."""
+    effects = steps.give(OfferBatch(stream, Batch.of(stream, [b"v"]), 0))
+    for effect in effects:
+        batch = effect.message.batch
+        steps.give(Received("w/0", PubAck(stream, batch.publisher, batch.pub_no, 1)))
+    return published(effects)
+
+
+def published(effects: list[Any]) -> list[tuple[str, bytes, int]]:
+    return [
+        (e.peer, e.message.stream, e.message.batch.pub_no)
+        for e in effects
+        if isinstance(e, Send) and isinstance(e.message, Publish)
+    ]
+
+
+def repetitions(steps: Steps, seconds: int) -> list[int]:
+    """The times, in ms, at which something is repeated while OTHER makes progress."""
+    found = []
+    for _ in range(2 * seconds):
+        steps.now_ns += SECOND // 2
+        offers(steps, OTHER)
+        if steps.give(TimerFired("retry")):
+            found.append(steps.now_ns // MS)
+    return found
+
+
+def test_publish_without_an_answer_is_repeated_while_other_streams_make_progress() -> None:
+    steps = Steps(retry_ns=SECOND // 2)
+    steps.offer(7)
+    steps.offer(8)
+    steps.now_ns += SECOND // 2
+    assert offers(steps, OTHER) == [("w/0", OTHER, 1)]
+    effects = steps.give(TimerFired("retry"))
+    assert published(effects) == [("w/0", STREAM, 1), ("w/0", STREAM, 2)]  # the same replica
+    assert steps.machine.target == 0
+
+
+def test_waits_between_repetitions_double_up_to_a_bound() -> None:
+    """At most 2**DOUBLINGS_MAX times the first wait; an acknowledgement starts over."""
+    assert DOUBLINGS_MAX == 4
+    steps = Steps(retry_ns=SECOND // 2)
+    (effect,) = steps.offer(7)
+    times = repetitions(steps, 40)
+    waits = [b - a for a, b in zip([0, *times], times, strict=False)]
+    assert waits == [500, 1_000, 2_000, 4_000, 8_000, 8_000, 8_000, 8_000]
+    first = effect.message.batch
+    steps.offer(8)
+    steps.give(Received("w/0", PubAck(STREAM, first.publisher, first.pub_no, 1)))
+    at_ms = steps.now_ns // MS
+    assert [time - at_ms for time in repetitions(steps, 3)] == [500, 1_500]
+
+
+def test_idle_streams_repeat_nothing_and_new_batches_wait_for_their_answer() -> None:
+    steps = Steps(retry_ns=SECOND // 2)
+    offers(steps, STREAM)
+    assert repetitions(steps, 3) == []
+    steps.offer(8)
+    at_ms = steps.now_ns // MS
+    assert [time - at_ms for time in repetitions(steps, 1)] == [500]
+
+
+def test_request_for_a_stream_is_repeated_while_publishes_make_progress() -> None:
+    steps = Steps(retry_ns=SECOND // 2)
+    steps.give(Open("s", StreamSpec()))
+    steps.now_ns += SECOND // 2
+    offers(steps, OTHER)
+    assert steps.give(TimerFired("retry")) == [Send("w/0", CreateStream("s", StreamSpec()))]
+    steps.give(Received("w/0", StreamOpened("s", None, "bad-name")))
+    assert repetitions(steps, 3) == []

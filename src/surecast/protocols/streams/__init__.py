@@ -19,7 +19,6 @@ Files
     cursors.py          named subscriptions: a layer over the service
     cursor_log.py       the log of named subscriptions, and the table built from it
     queries.py          lists of streams, positions of times: a layer over the service
-    clients.py          makes the client's machines
     publisher.py        a client that publishes, retries and gets acknowledgements
     subscriber.py       a client that follows streams from its region's servers
     fetcher.py          a client that reads ranges of positions

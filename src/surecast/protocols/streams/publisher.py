@@ -2,7 +2,9 @@
 
 Batches are sent in order, and retried identical and in order, so that the head can distinguish a
 retry from a new batch (R3). After a temporary refusal the publisher retries; if a replica is silent
-or its session ends, it uses the next one.
+or its session ends, it uses the next one. If a replica answers for some streams and not for others,
+the publisher repeats the unanswered requests only: a request that was forwarded to another region
+is lost if the head of that region crashes.
 
 The batches of a *named* publisher come with its id and their numbers. They may have been offered
 before: before a restart, or at the same time at another client. The head recognises those that it
@@ -50,6 +52,7 @@ NEVER_OPENED = (
     "owners-differ",
 )
 UNREACHABLE = "owner-unreachable"
+DOUBLINGS_MAX = 4  # of the wait before an unanswered request is repeated
 
 QueueKey = LogId | tuple[LogId, bytes]  # a stream; or a stream and a named publisher
 
@@ -57,6 +60,32 @@ QueueKey = LogId | tuple[LogId, bytes]  # a stream; or a stream and a named publ
 def anonymous_publisher(wall_ns: int, rng: Random) -> bytes:
     """A new publisher's id: the time of its creation, and random bytes."""
     return wall_ns.to_bytes(8, "big") + rng.randbytes(8)
+
+
+@dataclass(slots=True)
+class Retry:
+    """When an unanswered request is repeated.
+
+    The wait doubles with each repetition, so that repetitions do not add to an overload.
+    """
+
+    since_ns: int  # when the request was last sent, or part of it answered
+    repeated: int = 0  # times since it was last answered in part
+
+    def is_due(self, now_ns: int, retry_ns: int) -> bool:
+        return now_ns - self.since_ns >= retry_ns << min(self.repeated, DOUBLINGS_MAX)
+
+    def restart(self, now_ns: int) -> None:
+        self.since_ns, self.repeated = now_ns, 0
+
+
+@dataclass(slots=True)
+class StreamRequest:
+    """A request to open or create a stream that has not been answered."""
+
+    spec: StreamSpec
+    retry: Retry
+    cut_off_since_ns: int | None = None  # since then the owner's region is unreachable
 
 
 @dataclass(slots=True)
@@ -69,6 +98,7 @@ class StreamQueue:
     """
 
     publisher: bytes
+    retry: Retry  # of the batches under way
     next_no: int = 1
     waiting: deque[Batch] = field(default_factory=deque)
     tokens: deque[int] = field(default_factory=deque)  # of `waiting`, one each
@@ -108,17 +138,16 @@ class Publisher(HandlerMachine):
         super().__init__(counters)
         self.config = config
         self.rng = rng
-        self.opening: dict[str, StreamSpec] = {}  # streams requested and not answered
-        self.cut_off_since_ns: dict[str, int] = {}  # of these, those with an unreachable owner
+        self.opening: dict[str, StreamRequest] = {}  # by the stream's name
         self.queues: dict[QueueKey, StreamQueue] = {}
         self.target = 0
-        self.progress_ns = 0
+        self.progress_ns = 0  # when any request was last answered
 
     def _on_start(self, _inp: Start) -> None:
         self.out.append(SetTimer("retry", self.now_ns + self.config.retry_ns))
 
     def _on_open(self, inp: Open) -> None:
-        self.opening[inp.name] = inp.spec
+        self.opening[inp.name] = StreamRequest(inp.spec, Retry(self.now_ns))
         self._send(self._head, CreateStream(inp.name, inp.spec))
 
     def _on_peer_down(self, inp: PeerDown) -> None:
@@ -148,8 +177,8 @@ class Publisher(HandlerMachine):
         queue = self.queues.get(key)
         if queue is None:
             named = batch.pub_no > 0
-            queue = StreamQueue(batch.publisher if named else self._identity(), named=named)
-            queue.next_no = batch.pub_no or 1
+            publisher = batch.publisher if named else self._identity()
+            queue = StreamQueue(publisher, Retry(self.now_ns), batch.pub_no or 1, named=named)
             self.queues[key] = queue
         assert not queue.named or batch.pub_no == queue.next_no, "a number was left out"
         if len(queue.waiting) >= self.config.queue_max:
@@ -157,6 +186,8 @@ class Publisher(HandlerMachine):
                 f"{self.config.queue_max} batches are waiting for an acknowledgement "
                 "(publisher.queue_max): publish more slowly"
             )
+        if not queue.waiting:
+            queue.retry.restart(self.now_ns)
         queue.waiting.append(batch.numbered(queue.publisher, queue.next_no))
         queue.tokens.append(token)
         queue.next_no += batch.count
@@ -182,27 +213,30 @@ class Publisher(HandlerMachine):
     def _send_one_again(self, key: QueueKey | str) -> None:
         """`key`: of a queue, or the name of a stream that is being opened."""
         if isinstance(key, str):
-            if key in self.opening:
-                self._send(self._head, CreateStream(key, self.opening[key]))
+            if request := self.opening.get(key):
+                request.retry.since_ns = self.now_ns
+                self._send(self._head, CreateStream(key, request.spec))
         elif queue := self.queues.get(key):
-            queue.under_way = 0
+            queue.under_way, queue.retry.since_ns = 0, self.now_ns
             self._send_more(key[0] if isinstance(key, tuple) else key, queue)
 
     def _on_stream_opened(self, peer: Peer, message: StreamOpened) -> None:
         name, why = message.name, message.why
-        if name not in self.opening:
+        request = self.opening.get(name)
+        if request is None:
             return
-        given_up = why == UNREACHABLE and self._is_cut_off(
-            self.cut_off_since_ns.setdefault(name, self.now_ns)
+        if why != UNREACHABLE:
+            request.cut_off_since_ns = None
+        elif request.cut_off_since_ns is None:
+            request.cut_off_since_ns = self.now_ns
+        given_up = request.cut_off_since_ns is not None and self._is_cut_off(
+            request.cut_off_since_ns
         )
         if message.info is not None or why in NEVER_OPENED or given_up:
             del self.opening[name]
-            self.cut_off_since_ns.pop(name, None)
             self.progress_ns = self.now_ns
             self.out.append(Emit(Opened(name, message.info, why)))
         else:
-            if why != UNREACHABLE:
-                self.cut_off_since_ns.pop(name, None)
             self._refused(peer, why, message.head, name)
 
     def _is_cut_off(self, since_ns: int) -> bool:
@@ -236,6 +270,7 @@ class Publisher(HandlerMachine):
     def _ended(self, stream: LogId, queue: StreamQueue, seq: int) -> None:
         """The first waiting batch is acknowledged at `seq`."""
         queue.lost_since_ns = queue.cut_off_since_ns = None
+        queue.retry.restart(self.now_ns)
         batch, token = queue.waiting.popleft(), queue.tokens.popleft()
         queue.under_way = max(0, queue.under_way - 1)
         self.out.append(Emit(Acked(stream, batch.pub_no, batch.count, seq, token)))
@@ -338,9 +373,16 @@ class Publisher(HandlerMachine):
             self._send_one_again(inp.key[1])
             return
         self.out.append(SetTimer("retry", self.now_ns + self.config.retry_ns))
-        idle_ns = self.now_ns - self.progress_ns
-        if self.unacknowledged and idle_ns >= self.config.retry_ns:
-            self._try_next()
+        retry_ns = self.config.retry_ns
+        if self.unacknowledged and self.now_ns - self.progress_ns >= retry_ns:
+            self._try_next()  # the replica is silent, or answers nothing that we wait for
+            return
+        waiting: dict[QueueKey | str, Retry] = {n: r.retry for n, r in self.opening.items()}
+        waiting.update((key, queue.retry) for key, queue in self.queues.items() if queue.waiting)
+        for key, retry in waiting.items():
+            if retry.is_due(self.now_ns, retry_ns):
+                retry.repeated += 1
+                self._send_one_again(key)
 
     def _try_next(self) -> None:
         self.target = (self.target + 1) % len(self.config.replicas)
