@@ -1,27 +1,29 @@
-"""Events in columns: the wire, the log, the kernels and Spark use one layout.
+"""Events stored in columns. The wire, the log, the compiled loops and Spark all use this layout.
 
-A batch is a run of positions of one stream; its body is an Arrow record-batch message that is not
-rewritten between publisher and subscriber. Code elsewhere handles batches and ranges; only the
-kernels here process single events.
+A batch contains consecutive positions of one stream. Its body is an Arrow record-batch message,
+which is not rewritten between publisher and subscriber. A position is *void* if its event is
+obsolete: the event is no longer stored, but the position and the reason are. Code in other packages
+handles whole batches and ranges of positions. Only the *kernels* here (loops compiled by numba)
+process single events.
 
     batch.py      Batch: header fields and body, derived batches, numpy views
-    column.py     Column: variable-length byte strings, as Arrow lays them out
-    codec.py      the body's Arrow message by template, without pyarrow
-    forms.py      narrower bodies: fixed-size columns, distances for seqs, runs for times
-    arrow.py      bodies through pyarrow, for everything that does not match a template
+    column.py     Column: variable-length byte strings, in Arrow's layout
+    codec.py      encodes and decodes the usual Arrow bodies without pyarrow
+    forms.py      smaller bodies: fixed-size columns, distances for seqs, run-end encoded times
+    arrow.py      decodes all other Arrow bodies with pyarrow
     intervals.py  IntervalSet: sets of positions as half-open runs
     varints.py    encoding of an IntervalSet's numbers
-    kernels.py    numba loops over columns
-    runs.py       numba loops over sets of positions
-    sums.py       checksums of rows that do not depend on their order
-    words.py      reading eight bytes at once, in numba loops
-    compiled.py   how kernels are compiled
+    kernels.py    kernels that loop over columns
+    runs.py       kernels that loop over sets of positions
+    sums.py       checksums of rows, independent of the order of the rows
+    words.py      functions for kernels: load eight bytes at once, hash, prefetch
+    compiled.py   the compiler options of kernels
     keytable.py   KeyTable: the newest position of every key
     rules.py      retention policies and predicates, and their encoding
     retention.py  RetentionIndex: which positions are void, and why
-    compaction.py the same positions without void rows, in fewer batches
+    compaction.py rewrites batches without their void rows, at the same positions
     warm.py       `python -m surecast.columns.warm` compiles the kernels into numba's disk cache
 
-All other packages import this one, so importing it (or `batch`, `intervals`, `retention`) loads
-neither numba nor pyarrow; the first call that needs them does.
+All other packages import this one. To keep that cheap, importing it (or `batch`, `intervals`,
+`retention`) loads neither numba nor pyarrow; the first call that needs them loads them.
 """

@@ -1,9 +1,10 @@
-"""Bodies through pyarrow: checks and decodes every message that is not exactly our template.
+"""Converts batch bodies to and from pyarrow, and decodes bodies that other Arrow writers made.
 
-pyarrow is loaded by the first call. `read_record_batch` does not check offsets, and wrong ones
-would crash the process, so every batch is checked with `validate(full=True)` before it is returned.
-Compressed bodies are refused, because a compressed buffer declares its unpacked size, and pyarrow
-would allocate it.
+codec.py and forms.py decode the bodies that Surecast writes; they pass all other bodies to
+`decode_arrow`. pyarrow is loaded by the first call. `read_record_batch` does not check offsets, and
+wrong offsets would crash the process, so every batch is checked with `validate(full=True)` before
+it is returned. Compressed bodies are refused, because a compressed buffer declares its unpacked
+size, and pyarrow would allocate that much memory.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = ["arrow_of", "columns_from_table", "decode_arrow", "read_arrow", "sche
 
 
 def schema_of(schema_id: int, explicit: bool) -> pa.Schema:
-    """The Arrow schema behind a schema id."""
+    """The Arrow schema of a body: schema id 1 adds tags, `explicit` adds seqs and times."""
     import pyarrow as pa
 
     fields = [pa.field("key", pa.binary()), pa.field("value", pa.binary(), nullable=False)]
@@ -46,7 +47,7 @@ def schema_of(schema_id: int, explicit: bool) -> pa.Schema:
 
 
 def columns_from_table(table: pa.Table | pa.RecordBatch) -> Columns:
-    """The columns `value` and, if present, `key` and `tag`, as those of a dense batch."""
+    """The columns `value` and, if present, `key` and `tag` of a user's table, for a dense batch."""
     import pyarrow as pa
 
     names = table.schema.names
@@ -138,6 +139,7 @@ def read_arrow(body: Body, schema_id: int, rows: int, explicit: bool) -> pa.Reco
 
 
 def decode_arrow(body: Body, schema_id: int, rows: int, explicit: bool | None) -> Columns:
+    """The columns of a body. `explicit` None: the body may have seqs and times, or not."""
     if explicit is None:
         explicit = _column_count(body) > 2 + schema_id
     batch = read_arrow(body, schema_id, rows, explicit)
@@ -198,7 +200,7 @@ def _table(meta: bytes, at: int, count: int) -> list[int]:
 
 
 def _refuse_compressed(body: Body) -> None:
-    """PeerError if the body is compressed: pyarrow would allocate the size that it declares."""
+    """Raise PeerError if the body is compressed: pyarrow would allocate its declared size."""
     fields = _record_batch_fields(body)
     if fields[3] or fields[4]:
         raise PeerError("compressed or variadic Arrow bodies are not accepted")

@@ -1,16 +1,16 @@
-"""Batch: a run of positions of one stream, the unit of wire, log, kernels and simulator.
+"""Batch: consecutive positions of one stream and their events, handled as one unit everywhere.
 
-A batch covers the half-open positions [lo, hi). Some are live rows; all the others are void, for
-one reason. Three shapes follow:
+A batch covers the half-open range of positions [lo, hi). Each position either has a *row*, which is
+its event, or is *void*: its event is obsolete and no longer stored. All void positions of a batch
+have the same reason. A batch has one of three shapes:
 
-    dense    every position is a row; the body has no seq or time column (the normal case)
+    dense    every position has a row; the body has no seq or time column (the normal case)
     void     no rows, no body
     sparse   0 < rows < count; the body has explicit seq and time columns
 
-A body with explicit columns may also be full (rows == count), when compaction has joined batches of
-different times; the body itself shows whether it has these columns. Between publisher and
-subscriber only the header of a batch changes (`sequenced`). `slice`, `without` and `coalesce` make
-new bodies where rows are dropped.
+A body may also have explicit columns although every position has a row: after compaction has joined
+batches of different times. On the way from publisher to subscriber only the header of a batch
+changes (`sequenced`). `slice`, `without` and `coalesce` make a new body if they drop rows.
 
 Batches are never changed once made, and may be shared freely.
 """
@@ -56,8 +56,8 @@ NO_PUBLISHER: Final = bytes(16)
 
 # Kinds, which are also the frame types of the header.
 DATA: Final = 1
-COLLECT: Final = 2  # a GC event: one row whose value is an encoded predicate
-CONFIG: Final = 3  # one row whose value is an encoded retention policy; never void
+COLLECT: Final = 2  # a GC event, which makes other events void: one row, an encoded `Collect`
+CONFIG: Final = 3  # one row whose value is an encoded retention policy or End; never void
 VOID: Final = 4
 CONTROL: Final = 16  # a control message of the wire, not a batch
 
@@ -84,8 +84,8 @@ class Row(NamedTuple):
 
 
 class Batch:
-    """A run of positions of one stream. The constructor takes header fields without checks, for
-    the wire's decoder; the classmethods below build batches."""
+    """Consecutive positions of one stream. The constructor does not check its arguments; it is for
+    decoders and this package. Other code builds batches with the classmethods below."""
 
     __slots__ = (
         "_checked",
@@ -143,7 +143,7 @@ class Batch:
         self.body_crc = body_crc
         self.nbytes = nbytes  # of the whole frame
         self.form = form  # of the body, see forms.py
-        self._header: bytes | None = None  # of its frame, once it was encoded (core.wire)
+        self._header: bytes | None = None  # the encoded header of its frame, kept by core.wire
         self._checked = False  # the body is known to be valid
         self._columns: Columns | None = None  # the body, decoded and checked
         self._seqs: Int64s | None = None  # of a synthetic batch with explicit rows
@@ -274,12 +274,12 @@ class Batch:
             self.count, self.rows, time_ns, epoch, self.reason,
             self.body, self.body_crc, self.nbytes, self.form,
         )  # fmt: skip
-        if not self.form & forms.EXPLICIT:  # else the decoded seqs are those of other positions
+        if not self.form & forms.EXPLICIT:  # explicit seqs were decoded for the previous `lo`
             made._checked, made._columns = self._checked, self._columns
         return made
 
     def relabelled(self, stream_id: bytes, kind: int) -> Batch:
-        """This batch as one of another stream, at the same positions; shares the body."""
+        """This batch with another stream and kind, at the same positions; shares the body."""
         made = Batch(
             kind, stream_id, self.schema_id, self.publisher, self.pub_no, self.lo, self.count,
             self.rows, self.time_ns, self.epoch, self.reason, self.body, self.body_crc,
@@ -352,7 +352,7 @@ class Batch:
         times: Int64s | None,
         reason: int,
     ) -> Batch:
-        """Some of this batch's rows as a batch of [lo, hi)."""
+        """A batch of [lo, hi) with `rows` of this batch's rows, which are given as columns."""
         named = self.publisher != NO_PUBLISHER
         made = Batch(
             self.kind, self.stream_id, self.schema_id, self.publisher,
@@ -382,10 +382,10 @@ class Batch:
     # ------------------------------------------------------------ views
 
     def validate(self) -> None:
-        """Check header fields against each other, and the whole body; PeerError if one is wrong.
+        """Raise PeerError if header fields contradict each other, or if the body is not valid.
 
-        The wire calls this once for every received batch. Reading a body that was not checked yet
-        checks it.
+        The wire calls this once for every received batch. A body that was not checked by this is
+        checked when it is first read.
         """
         if self.kind == VOID:
             if self.rows or self.count < 1 or self.lo < 1 or self.body:
@@ -450,8 +450,9 @@ class Batch:
     def record_batch(self) -> pa.RecordBatch:
         """The rows as a pyarrow record batch; keys, values and tags are not copied.
 
-        Columns `key`, `value` and `tag` are binary whatever the body's form, and `seq` and `time`,
-        if they are explicit, int64. So all batches of a stream can go into one table.
+        The columns have the same types for every form of a body: `key`, `value` and `tag` are
+        binary, and `seq` and `time`, if they are explicit, are int64. So all batches of a stream
+        can be put into one table.
         """
         from surecast.columns.arrow import arrow_of, read_arrow
 
@@ -488,15 +489,15 @@ class Batch:
         return self._decoded().keys
 
     def fixed_keys(self, width: int) -> Body | None:
-        """The concatenated keys, if the body has a fixed-size key column of this width, else
-        None."""
+        """The keys, joined without separators, if the body has a fixed-size key column of this
+        width; else None."""
         self.check_body()
         return forms.fixed_keys(self.body or b"", self.schema_id, self.form, self.rows, width)
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it is dense, and its body has just a fixed-size key and a fixed-size value
-        column."""
+        """Whether the batch is dense, and its body has exactly two columns, keys and values, both
+        of fixed size."""
         return self.rows == self.count and forms.is_fixed(self.schema_id, self.form)
 
     def values(self) -> Column:
@@ -539,9 +540,10 @@ def coalesce(
 ) -> list[Batch]:
     """The same positions and rows in fewer batches, for catch-up and compaction.
 
-    The input is contiguous. Void ranges join their neighbours of the same reason, and so do sparse
-    and small dense batches while they have at most `rows_max` rows together. Larger dense batches
-    and COLLECT and CONFIG events come back as the same objects.
+    The input is contiguous. Neighbouring void ranges, sparse batches and small dense batches are
+    joined as long as their void positions have the same reason and they have at most `rows_max`
+    rows together. Larger dense batches and COLLECT and CONFIG events are returned as the same
+    objects.
     """
     joined: list[Batch] = []
     group: list[Batch] = []
@@ -572,7 +574,7 @@ def coalesce(
 
 
 def _same_shape(group: list[Batch], batch: Batch) -> bool:
-    """Whether the rows of `batch` can lie in one body with those of `group`."""
+    """Whether the rows of `batch` can be stored in one body with those of `group`."""
     for other in group:
         if other.rows and batch.rows:
             return other.schema_id == batch.schema_id and (other.body is None) == (

@@ -1,13 +1,14 @@
-"""A batch's body: an Arrow IPC record-batch message, written and read through a template.
+"""Encodes and decodes the body of a batch, an Arrow IPC record-batch message, without pyarrow.
 
 Arrow's metadata is a flatbuffer. For a fixed list of columns every byte of it is known, except a
 few integers at fixed offsets: the row count, the null count of each column, and offset and length
-of each buffer. We pack those integers into a template; the result is byte for byte what pyarrow
-writes. A reader that finds exactly the template makes its numpy views at once. Any other body (for
-example with another writer's padding) is checked and decoded by pyarrow.
+of each buffer. The encoder packs these integers into a *template* of the other bytes; the result is
+byte for byte what pyarrow writes. The decoder makes its numpy views directly if the metadata of a
+body equals the template with the body's integers. Any other body (for example with another writer's
+padding) is checked and decoded by pyarrow (arrow.py).
 
-Bodies are read only through `decode`, which always validates: offsets that point outside the data
-would crash the process when read. It raises nothing but PeerError.
+`decode` always validates a body, because offsets that point outside the data would crash the
+process when they are used. It raises nothing but PeerError.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ Pack = Callable[[int, int, Sequence[int], Sequence[int]], bytes]
 
 
 def _metadata(buffers: int, nodes: int) -> tuple[struct.Struct, tuple[bytes, bytes, bytes, bytes]]:
-    """The layout of the metadata of a message with so many buffers and columns, and its constants.
+    """The layout of the metadata for this number of buffers and columns (nodes), and its constants.
 
     The layout is the one that Arrow's flatbuffer builder produces: tables first, then the vector of
     (offset, length) per buffer, then the vector of (length, nulls) per column. The constants are
-    the bytes between body size, row count, buffers and columns, which are always the same.
+    the bytes between the fields that vary (body size, row count, buffers, columns).
     """
     nodes_at = 88 + 16 * buffers + 8
     size = nodes_at + 16 * nodes
@@ -57,7 +58,11 @@ def _metadata(buffers: int, nodes: int) -> tuple[struct.Struct, tuple[bytes, byt
 
 
 def metadata(buffers: int, nodes: int) -> tuple[Pack, int]:
-    """A function that packs metadata (size of the buffers, rows, places, nodes), and their size."""
+    """Returns a function that packs metadata, and the size of the metadata in bytes.
+
+    The function takes the size of all buffers, the number of rows, `places` ((offset, length) of
+    each buffer) and `counts` ((length, nulls) of each column).
+    """
     layout, (start, vectors, buffer_count, node_count) = _metadata(buffers, nodes)
 
     def pack(body_size: int, rows: int, places: Sequence[int], counts: Sequence[int]) -> bytes:
@@ -69,7 +74,7 @@ def metadata(buffers: int, nodes: int) -> tuple[Pack, int]:
 
 
 class _Template:
-    """The metadata of one list of columns: `strings` binary ones, then seq and time if explicit."""
+    """The template for `strings` binary columns, followed by seq and time if `explicit`."""
 
     __slots__ = ("columns", "constants", "layout", "pack", "peek", "size", "strings")
 
@@ -80,8 +85,8 @@ class _Template:
         self.pack, self.size = metadata(buffers, self.columns)
         self.layout, self.constants = _metadata(buffers, self.columns)
         nodes_at = self.size - 16 * self.columns
-        # The data length of each string column, then their null counts: the rest of the metadata
-        # follows from these and the number of rows.
+        # `peek` reads the data length of each string column, then the null counts. The rest of the
+        # metadata follows from these and the number of rows.
         spots = [88 + 48 * i + 40 for i in range(strings)]
         spots += [nodes_at + 16 * i + 8 for i in range(strings)]
         peek, at = "<", 0
@@ -101,7 +106,7 @@ _TEMPLATES = {
 def _layout(
     template: _Template, rows: int, sizes: Sequence[int], nulls: Sequence[int]
 ) -> tuple[bytes, list[int]]:
-    """The metadata, and the (offset, length) of every buffer behind it."""
+    """The metadata, and the (offset, length) of every buffer that follows it."""
     places: list[int] = []
     nodes: list[int] = []
     at = 0
@@ -121,7 +126,8 @@ def _layout(
     return template.pack(at, rows, places, nodes), places
 
 
-# Special case of dense batches without tags, the common ones: half the time of the general code.
+# Dense batches without tags are the most common. Code for them alone takes half the time of the
+# general code.
 _DENSE = _TEMPLATES[0, False]
 _DENSE_PACK, _DENSE_UNPACK = _DENSE.layout.pack, _DENSE.layout.unpack_from
 _DENSE_1, _DENSE_2, _DENSE_3, _DENSE_4 = _DENSE.constants
@@ -129,7 +135,7 @@ _INT32, _UINT8 = np.dtype(np.int32), np.dtype(np.uint8)
 
 
 def _dense_fields(rows: int, nulls: int, key_size: int, value_size: int) -> tuple[bytes | int, ...]:
-    """All fields of the metadata; the second is the size of the buffers."""
+    """All fields of the metadata, in order; the second is the size of all buffers."""
     bitmap = (rows + 7) >> 3 if nulls else 0
     size = 4 * rows + 4
     key_offsets = (bitmap + 7) & -8
@@ -235,7 +241,9 @@ def offsets_fit(offsets: Int32s, data_size: int) -> bool:
 
 
 def use_kernel(check: Callable[[Int32s, int], bool]) -> None:
-    """Use a compiled check of offsets, once kernels are loaded: 0.5 µs a column instead of 3."""
+    """Replace the check of offsets by a compiled one: 0.5 µs a column instead of 3.
+
+    kernels.py calls this when it is loaded."""
     global _check_offsets
     _check_offsets = check
 
@@ -267,7 +275,7 @@ def decode(body: Body, schema_id: int, rows: int, *, explicit: bool | None = Non
 
 
 def _decode_dense(body: Body, rows: int) -> Columns | None:
-    """`_decode_template` for a dense batch without tags."""
+    """A faster `_decode_template` for dense batches without tags."""
     start = _DENSE.size
     if len(body) < start:
         return None
@@ -300,7 +308,8 @@ def _decode_dense(body: Body, rows: int) -> Columns | None:
 
 
 def _decode_template(template: _Template, body: Body, rows: int) -> Columns | None:
-    """The columns if `body` is exactly what `encode` writes; None if pyarrow must check it."""
+    """The columns, if `body` has the metadata that `encode` writes; None if pyarrow must check
+    it."""
     start = template.size
     if len(body) < start:
         return None

@@ -1,4 +1,7 @@
-"""Column: variable-length byte strings as Arrow lays them out, in numpy arrays."""
+"""Column: variable-length byte strings in numpy arrays, in Arrow's layout.
+
+`Columns` are all the columns of one batch's body.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class Column(NamedTuple):
     offsets: Int32s
     data: Bytes
     valid: Bools | None = None  # None: no nulls
-    width: int = -1  # of every row, including nulls; -1: not known, or they differ
+    width: int = -1  # bytes of every row, including nulls; -1: not known, or rows differ
 
     def to_list(self) -> list[bytes | None]:
         """The rows as Python objects, for tests and slow paths."""
@@ -122,7 +125,8 @@ def column_of(items: Sequence[bytes | None]) -> Column:
 
 
 def uniform_offsets(rows: int, width: int) -> Int32s:
-    """The offsets of rows of one width; up to a limit, a part of an array that columns share."""
+    """The offsets of rows that all have this width. Up to _SHARED_ROWS rows, the result is a view
+    of an array that all columns of this width share."""
     if rows > _SHARED_ROWS:
         return np.arange(rows + 1, dtype=np.int32) * np.int32(width)
     shared = _OFFSETS.get(width)
@@ -135,7 +139,7 @@ def uniform_offsets(rows: int, width: int) -> Int32s:
     return shared[: rows + 1]
 
 
-_SHARED_ROWS = 1 << 13  # times the largest width of a form: less than 2^31
+_SHARED_ROWS = 1 << 13  # times the largest fixed width (forms.py), this is less than 2^31
 _SHARED_WIDTHS = 64
 _OFFSETS: dict[int, Int32s] = {}
 

@@ -1,12 +1,14 @@
-"""Compaction: the same positions of a stream, without void rows, in fewer batches.
+"""Compaction: rewrites batches of a stream without their void rows, at the same positions.
 
-Every store calls the same deterministic function, so that a log compacted on disk and the same log
-compacted in a simulation hold the same batches. It also prepares what late readers are sent.
+A position is void if its event is obsolete. Compaction drops the rows of such events, keeps the
+positions, and joins small batches. Every store calls the same deterministic function, so a log
+compacted on disk and the same log compacted in a simulation have the same batches. The functions
+here also remove void rows from what late readers are sent.
 
-The void positions are given as one interval set for each reason; no position is in two of them.
-Usually all are void for one reason. Then the rows of many batches are processed at once: one
-look-up, one copy of the live rows, one body for some thousands of them. A batch has one reason for
-all its void positions, so it is split where the reasons differ.
+The void positions are given as one interval set for each reason; no position is in two of the sets.
+In the usual case all positions are void for one reason, and the rows of many batches are processed
+at once: one look-up, one copy of the live rows, one body for some thousands of rows. A batch has
+one reason for all its void positions, so a batch is split where the reasons differ.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +49,7 @@ _NOTHING: Final = IntervalSet().to_bytes()
 
 
 def encode_voids(voids: Voids) -> tuple[bytes, ...]:
-    """The interval set of each of `REASONS` as bytes, in that order."""
+    """One encoded interval set for each of `REASONS`, in that order."""
     return tuple([voids[why].to_bytes() if why in voids else _NOTHING for why in REASONS])
 
 
@@ -63,14 +65,14 @@ def compacted(batches: Sequence[Batch], voids: Sequence[bytes], rows_max: int) -
     """`batches`, which are contiguous, without the positions in `voids` (`encode_voids`)."""
     if not batches:
         return []
-    # A void run is at least one position long: no more of them than there are positions.
+    # A run has at least one position, so there are at most as many runs as positions.
     return survivors(batches, decode_voids(voids, batches[-1].hi - batches[0].lo), rows_max)
 
 
 def survivors(batches: Sequence[Batch], voids: Voids, rows_max: int) -> list[Batch]:
     """`batches`, which are contiguous, without void rows and with small batches joined.
 
-    Positions that are already void in them get the reason of `voids` if they are also in `voids`.
+    A position that is already void in its batch gets the reason in `voids`, if it is also there.
     """
     lo, hi = batches[0].lo, batches[-1].hi
     clipped = _clip(voids, lo, hi)
@@ -96,8 +98,8 @@ class _Joiner:
         self.reason = reason
         self.rows_max = rows_max
         self.made: list[Batch] = []
-        self.run: list[int] = []  # batches to be joined, by number
-        self.schema_id: int | None = None  # of those that have rows left
+        self.run: list[int] = []  # the batches to be joined next, as indices of `batches`
+        self.schema_id: int | None = None  # of the batches in `run` that have rows left
         ends = np.cumsum([batch.rows for batch in batches])
         self.seqs = _positions(batches)
         self.live = ~voids.contains_sorted(self.seqs)
@@ -167,7 +169,7 @@ class _Joiner:
             lo = end
 
     def _gather(self, holders: list[int]) -> tuple[Columns, Int64s, Int64s]:
-        """The live rows of these batches: columns, seqs, times."""
+        """The columns, seqs and times of the live rows of these batches."""
         parts: list[Columns] = []
         for group in self._alike(holders):
             at, to = self.starts[group[0]], self.starts[group[-1]] + self.batches[group[-1]].rows
@@ -176,7 +178,8 @@ class _Joiner:
         return _joined(parts)
 
     def _alike(self, holders: list[int]) -> list[list[int]]:
-        """The batches in groups: neighbours with the same fixed-size layout, or single batches."""
+        """Group batches that are neighbours and have the same fixed-size layout. Every other batch
+        is a group of its own."""
         groups: list[list[int]] = []
         group: list[int] = []
         before: Batch | None = None
@@ -197,7 +200,7 @@ class _Joiner:
         return groups
 
     def _rows_of(self, group: list[int], rows: Int64s) -> Columns:
-        """Some rows of batches with the same layout, with their times."""
+        """The rows with these numbers, counted through all batches of a group, and their times."""
         batches = [self.batches[number] for number in group]
         if len(batches) == 1:
             times = batches[0].times()
@@ -244,8 +247,8 @@ def _positions(batches: Sequence[Batch]) -> Int64s:
 def strip(batch: Batch, voids: Voids) -> list[Batch]:
     """`batch` without its void rows; all its positions stay covered.
 
-    Returns one batch, or several if reasons differ. Positions that are already void in the batch
-    get the reason of `voids` if they are also in `voids`.
+    Returns one batch, or several if reasons differ. A position that is already void in the batch
+    gets the reason in `voids`, if it is also there.
     """
     clipped = _clip(voids, batch.lo, batch.hi)
     if batch.rows < batch.count and clipped.keys() - {batch.reason}:

@@ -1,9 +1,13 @@
-"""How our kernels are compiled: the only module that sets numba's options.
+"""How kernels (loops compiled by numba) are compiled: the only module that sets numba's options.
 
-Rules that keep kernels fast and predictable: explicit signatures on read-only contiguous arrays, so
-that no call compiles anything (numba converts writable arrays to read-only ones for free, and would
-otherwise compile again for each combination); machine code is cached on disk (numba_cache.py says
-where); kernels hold no GIL; they take and return arrays and numbers, no other Python objects.
+These rules keep kernels fast and predictable:
+
+* Every kernel has one explicit signature of contiguous arrays, so no call compiles anything. Input
+  arrays are declared read-only, because numba passes writable arrays to read-only parameters at no
+  cost, but not the reverse.
+* Machine code is cached on disk (numba_cache.py defines where).
+* Kernels release the GIL.
+* Kernels take and return arrays and numbers, no other Python objects.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ __all__ = [
     "kernel",
 ]
 
-KERNELS = 14  # of kernels.py and runs.py, which are loaded together
+KERNELS = 14  # the number of kernels in kernels.py and runs.py, which are loaded together
 expect(KERNELS)
 
 Kernel = Callable[..., Any]
@@ -56,7 +60,8 @@ INT32S, INT64S, BYTES, BOOLS, WORDS = (
 WORDS_OUT, INT64S_OUT, BOOLS_OUT = _out(types.uint64), _out(types.int64), _out(types.boolean)
 
 
-# No kernel allocates, so none needs numba's reference counts: they cost more than the work here.
+# No kernel allocates memory. So numba's reference counting (`_nrt`), which would cost more than
+# the loops themselves, is switched off.
 _OPTIONS: dict[str, Any] = {
     "nogil": True,
     "boundscheck": False,
@@ -74,6 +79,6 @@ def kernel(signature: Any) -> Callable[[Kernel], Kernel]:
 
 
 def helper(function: Kernel) -> Kernel:
-    # Always inlined: passing one array to a called function means pushing seven words.
+    # Always inlined, because a call would push seven words for each array that it passes.
     made: Kernel = _njit(forceinline=True, **_OPTIONS)(function)
     return made

@@ -1,16 +1,18 @@
-"""Narrow bodies: the same Arrow message with smaller columns, where the rows allow it.
+"""Narrow bodies: batch bodies with smaller Arrow columns, used where the rows allow it.
 
-The body of codec.py has binary columns, and plain seqs and times where they are explicit: 26 bytes
-for a key of 8 and a value of 10, and 16 more after compaction. Most batches need less:
+The body of codec.py stores keys and values as binary columns of variable length, and explicit seqs
+and times as numbers of 8 bytes. A row with a key of 8 bytes and a value of 10 then takes 26 bytes,
+and 16 more after compaction. Most batches need less:
 
-    key     fixed-size binary when all have one length; Arrow's null type when no row has one
-    value   fixed-size binary when all have one length
-    seq     the distance to the row before as u8, u16 or u32; the first row's is from lo - 1
-    time    run-end encoded: rows that came in one batch have one time
+    key     fixed-size binary if all keys have the same length; Arrow's null type if there are none
+    value   fixed-size binary if all values have the same length
+    seq     the distance from the previous row's seq (from lo - 1 for the first row) in 1, 2 or 4
+            bytes
+    time    run-end encoded if that is smaller: rows published in one batch have the same time
 
-A batch's `form` says which of these its body uses. It is a header field, so the schema follows from
-the header alone. Form 0 is the body of codec.py. A body of any other form must have exactly the
-layout of this module; a writer with another Arrow layout must use form 0.
+The `form` of a batch, a header field, says which of these columns its body uses. So the schema of a
+body follows from the header alone. Form 0 is the body of codec.py. A body of any other form must
+have exactly the layout of this module; a writer with another Arrow layout must use form 0.
 """
 
 from __future__ import annotations
@@ -53,17 +55,17 @@ __all__ = [
 
 VARIABLE: Final = -1  # binary: rows differ in length
 ABSENT: Final = -2  # null: no row has a key
-_WIDTH_MAX: Final = 0xFFFC  # a packed key of 0xFFFE has no meaning
+_WIDTH_MAX: Final = 0xFFFC  # packed as width + 1, below 0xFFFE (not used) and 0xFFFF (ABSENT)
 _GAPS: Final[dict[int, Any]] = {1: np.dtype(np.uint8), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _INT32, _INT64, _UINT8 = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.uint8)
-EXPLICIT: Final = 0xFF << 32  # any of these bits of a packed form: rows have explicit seqs
-_PLANS_MAX: Final = 4096  # layouts cached; a peer that uses more costs time, but no more memory
+EXPLICIT: Final = 0xFF << 32  # if one of these bits is set in a packed form, seqs are explicit
+_PLANS_MAX: Final = 4096  # cached layouts; a peer that uses more costs time, but no more memory
 
 
 class Form(NamedTuple):
     """How the columns of a body are laid out."""
 
-    key: int = VARIABLE  # bytes of every key
+    key: int = VARIABLE  # bytes of every key, or VARIABLE, or ABSENT
     value: int = VARIABLE
     gap: int = 0  # bytes of a distance between seqs; 0: rows take the positions from lo on
     runs: bool = False  # times are run-end encoded
@@ -94,11 +96,13 @@ class _Shape:
 
     def __init__(self, form: Form, tagged: bool) -> None:
         if not tagged and not form.gap and form.key in (0, ABSENT) and form.value == 0:
-            raise PeerError("rows without any bytes")  # a million of them would cost a peer nothing
+            raise PeerError("rows without any bytes")  # a peer could send a million for free
         self.form = form
         self.widths = (form.key, form.value, VARIABLE) if tagged else (form.key, form.value)
         buffers = nodes = 0
-        spots: list[tuple[int, int]] = []  # (kind, index): 0 a buffer's length, 1 nulls, 2 rows
+        # (kind, index) of each number that varies. Kind 0: the length of a buffer, 1: the nulls of
+        # a column, 2: the length of a column.
+        spots: list[tuple[int, int]] = []
         for width in self.widths:
             if width == VARIABLE:
                 spots += ((0, buffers + 2), (1, nodes))
@@ -152,7 +156,7 @@ class _Plan(NamedTuple):
     """The layout of one body."""
 
     shape: _Shape
-    numbers: list[int]  # read from the body: those that do not follow from the number of rows
+    numbers: list[int]  # those read from the body: they do not follow from the number of rows
     meta: bytes  # the metadata that the body must have
     places: list[int]  # (offset, length) of every buffer
     size: int  # of the whole body
@@ -204,10 +208,10 @@ _NUMBER: Final = struct.Struct("<q")
 
 
 def matches(body: Body, schema_id: int, packed: int, rows: int) -> bool:
-    """Whether this body is known to be valid; false if `decode` must check it.
+    """Whether this body is valid without a look at its columns; false if `decode` must check it.
 
-    If all lengths follow from the form and the number of rows, only the metadata must be checked:
-    any bytes are valid in the columns.
+    This is possible if all lengths follow from the form and the number of rows: then any bytes are
+    valid in the columns, and comparing the metadata is enough.
     """
     plan = _PLANS.get((schema_id, packed, rows))
     if plan is None or packed & EXPLICIT:
@@ -238,7 +242,7 @@ def _gap_width(gaps: Int64s) -> int:
 
 
 def encode(columns: Columns, lo: int) -> tuple[bytes, int]:
-    """The smallest body for these columns of a batch from `lo` on, and its form."""
+    """The smallest body for these columns, and its form. `lo` is the batch's first position."""
     value = _width(columns.values)
     key = _width(columns.keys)
     gaps = None
@@ -277,9 +281,9 @@ def encode(columns: Columns, lo: int) -> tuple[bytes, int]:
 
 
 def encode_row(key: bytes | None, value: bytes) -> tuple[bytes, int] | None:
-    """The result of `encode` for one row without a tag; None if the row needs `encode`.
+    """A faster `encode` for one row without a tag, without arrays; None if the row needs `encode`.
 
-    For the frequent case of single events: no arrays are made.
+    Single events are published often.
     """
     width = len(value)
     key_width = 0 if key is None else len(key)
@@ -375,26 +379,26 @@ def _read_fixed(body: Body, shape: _Shape, places: list[int], rows: int) -> Colu
 
 
 def fixed_keys(body: Body, schema_id: int, packed: int, rows: int, width: int) -> Body | None:
-    """The concatenated keys of a body that is known to be valid, if it has a fixed-size key column
-    of this width, else None."""
+    """The keys of a body that is known to be valid, joined without separators, if it has a
+    fixed-size key column of this width; else None."""
     if packed & 0xFFFF != width + 1:
         return None
-    start = _shape(schema_id, packed).size  # they are the first column, and none is null
+    start = _shape(schema_id, packed).size  # keys are the first column, and have no null bitmap
     return body[start : start + width * rows]
 
 
 def is_fixed(schema_id: int, packed: int) -> bool:
-    """Whether bodies of this form have just a fixed-size key and a fixed-size value column."""
+    """Whether bodies of this form have exactly two columns, keys and values of fixed size."""
     return packed > 0 and _shape(schema_id, packed).fixed
 
 
 def take_fixed(
     bodies: Sequence[Body | None], schema_id: int, packed: int, rows: int, taken: Int64s
 ) -> Columns:
-    """Some rows of bodies that are fixed (`is_fixed`), known to be valid, and of `rows` rows each.
+    """The rows `taken` of several bodies with `rows` rows each.
 
-    `taken` are row numbers, counted through all bodies. For many small bodies this is much quicker
-    than decoding.
+    `taken` are row numbers, counted through all bodies. The bodies must be fixed (`is_fixed`) and
+    known to be valid. For many small bodies this is much faster than decoding each.
     """
     key, value = _shape(schema_id, packed).widths[:2]
     start = _shape(schema_id, packed).size
@@ -410,7 +414,7 @@ def take_fixed(
 
 
 def join_fixed(bodies: Sequence[Body | None], schema_id: int, packed: int, rows: int) -> Columns:
-    """All rows of such bodies (see `take_fixed`), concatenated."""
+    """All rows of several bodies, with the conditions of `take_fixed`."""
     key, value = _shape(schema_id, packed).widths[:2]
     start = _shape(schema_id, packed).size
     second = start + ((key * rows + 7) & -8)
@@ -429,7 +433,7 @@ _Spots = Iterator[tuple[int, int]]
 
 
 def _buffer(body: Body, start: int, spots: _Spots, kind: Any) -> Any:
-    """The next column's numbers; none of them is null."""
+    """The numbers of the next column, which has no nulls."""
     next(spots)
     at, length = next(spots)
     return aligned(np.frombuffer(body, kind, length // kind.itemsize, start + at))
@@ -469,7 +473,7 @@ def _read_seqs(gaps: Any, lo: int) -> Int64s:
 
 
 def _spread(ends: Any, values: Int64s, rows: int) -> Int64s:
-    """Run-end encoded times, one for each row."""
+    """One time for each row, from run-end encoded times."""
     lengths = np.diff(ends, prepend=np.int32(0))
     if not ends.size or ends[0] < 1 or ends[-1] != rows or (lengths < 1).any():
         raise PeerError("the runs of times do not cover the rows")

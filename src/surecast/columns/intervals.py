@@ -1,11 +1,14 @@
 """IntervalSet: a set of positions, stored as sorted half-open runs with gaps between them.
 
-It is built for two uses. A window of outstanding requests has about ten runs and changes by one
-range at a time. Such a change is a bisection and a small move in two flat arrays. The voids of a
-keyed stream have 10^5 runs, and each batch of events adds a thousand scattered positions. Scattered
-positions are collected in a buffer. They are merged in bulk when the buffer has four times as many
-positions as the set has runs. So adding a position takes some tens of nanoseconds, however
-fragmented the set is. Queries include the buffer; most of them merge it first.
+The implementation is made for two uses:
+
+* A window of outstanding requests has about ten runs and changes by one range at a time. Such a
+  change is a bisection and a small move in two flat arrays.
+* The void (obsolete) positions of a stream that keeps the latest event per key have 10^5 runs, and
+  each batch of events adds a thousand scattered positions. Scattered positions are collected in a
+  buffer, which is merged when it has four times as many positions as the set has runs. So adding a
+  position takes some tens of nanoseconds, however fragmented the set is. Queries include the
+  buffered positions; most queries merge the buffer first.
 """
 
 from __future__ import annotations
@@ -30,8 +33,8 @@ _ONE_BY_ONE = 4  # up to this many positions, single insertions are faster than 
 _FEW_CLIPS = 4  # up to this many runs, `intersection` clips the other set by each of them
 _FEW_RUNS = 16  # up to this many runs, adding them one by one is faster than a merge
 _BUFFER_MIN = 8192
-_SCANS_PER_MERGE = 8  # `clip` scans up to this many times what a merge would read, then it merges
-_POSITIONS_PER_WORD = 2  # the bit map of the sort has a 64-bit word for this many positions
+_SCANS_PER_MERGE = 8  # `clip` merges the buffer once its scans have read 8 times as much as a merge
+_POSITIONS_PER_WORD = 2  # the bit map for sorting has one 64-bit word for this many positions
 
 
 class IntervalSet:
@@ -190,8 +193,8 @@ class IntervalSet:
     def clip(self, lo: int, hi: int) -> IntervalSet:
         """The positions of [lo, hi) that are in the set.
 
-        Scans the buffer instead of merging it, until the scans have taken longer than a merge. So
-        this is fast with and without additions between the calls.
+        Scans the buffer instead of merging it, until the scans since the last merge have taken
+        longer than a merge would. So `clip` is fast with and without additions between the calls.
         """
         made = IntervalSet()
         if lo >= hi:
@@ -273,7 +276,7 @@ class IntervalSet:
         return self._los[0] if self._los else None
 
     def highest(self) -> int | None:
-        """The greatest position in the set (so one below the last run's end)."""
+        """The greatest position in the set, which is one below the end of the last run."""
         self._settle()
         return self._his[-1] - 1 if self._his else None
 
@@ -347,8 +350,8 @@ class IntervalSet:
         if numbers.size == 0 or numbers[0] > runs_max or numbers.size != 1 + 2 * numbers[0]:
             raise PeerError("interval set: run count does not match its bytes, or is too high")
         steps = numbers[1:]
-        # Steps are gaps and lengths in turn. Only the first gap may be 0: then the first run begins
-        # at position 0. The sum is computed in floats because a sum of integers could wrap around.
+        # Steps are gaps and lengths, alternately. Only the first gap may be 0; the first run then
+        # begins at position 0. The sum is a float because a sum of integers could wrap around.
         if steps.size and (steps[1:].min() < 1 or steps.sum(dtype=np.float64) > POSITION_MAX):
             raise PeerError("interval set: an empty run, adjacent runs, or a position out of range")
         edges = np.cumsum(steps)
@@ -361,7 +364,8 @@ class IntervalSet:
     # ------------------------------------------------------------ inside
 
     def _views(self) -> tuple[Positions, Positions]:
-        """The runs as numpy arrays over the same memory: drop them before changing the set."""
+        """The runs as numpy arrays over the same memory. Callers must drop them before they change
+        the set."""
         self._settle()
         return np.frombuffer(self._los, np.int64), np.frombuffer(self._his, np.int64)
 
@@ -402,7 +406,8 @@ class IntervalSet:
         self._his.frombytes(his[:count].view(np.uint8).data)
 
     def _merge(self, los: Positions, his: Positions) -> None:
-        """Add runs that are in order. Runs of the set wholly below them are not copied."""
+        """Add runs that are in order. Runs of the set that lie below all of them are not
+        copied."""
         keep = bisect_left(self._his, int(los[0]))
         if keep < len(self._los):
             old_los = np.frombuffer(self._los, np.int64)[keep:]
@@ -451,8 +456,8 @@ def _union(los: Positions, his: Positions) -> tuple[Positions, Positions]:
 
 
 def _meet(los: Positions, his: Positions, los2: Positions, his2: Positions) -> IntervalSet:
-    """Intersect two lists of runs: each run of the first with the runs of the second it
-    overlaps."""
+    """Intersect two lists of runs: each run of the first list with the overlapping runs of the
+    second."""
     first = np.searchsorted(his2, los, side="right")
     counts = np.searchsorted(los2, his, side="left") - first
     counts[counts < 0] = 0

@@ -1,18 +1,19 @@
-"""Compiled loops over columns: the only code that processes every event.
+"""Compiled loops over columns (*kernels*): the only code that processes every event.
 
-compiled.py says how they are compiled. Importing this module loads them all, and those of runs.py.
-
+compiled.py has the compiler options. Importing this module loads all kernels here and in runs.py.
 Each kernel has an equivalent in plain Python in tests/columns/twins.py.
 
-The key table behind `put_keys` is open addressing with linear probing over pairs of words:
+`put_keys` and the functions around it implement the hash table of keytable.py: open addressing with
+linear probing. A slot has two words. Long keys have a record in a second array, the *arena*:
 
     keys of up to 8 bytes   slot: the key, padded with zeros; position << 4 | length
     longer keys             slot: the key's hash;             place << 4 | LONG
                             arena[place:]: position, length, the key in words padded with zeros
 
-A slot whose second word is 0 is empty. Keys are compared byte by byte, never by hash alone: a
-collision would void a live event. The slot of a row is prefetched `_AHEAD` rows before it is
-needed, and its record in the arena half as many rows before, which hides most of two cache misses.
+A slot whose second word is 0 is empty. Keys are compared byte by byte, never by hash alone, because
+a collision would make a live event void. The slot of a row is prefetched `_AHEAD` rows before it is
+needed, and its record in the arena half as many rows before. This hides most of the time of both
+cache misses.
 """
 
 # Parameters are numpy arrays and numbers as the signatures say, which mypy cannot read.
@@ -62,8 +63,8 @@ __all__ = [
     "warm",
 ]
 
-LONG = 9  # the code of keys over 8 bytes
-POSITION_BITS = 59  # what a slot's second word leaves for the position
+LONG = 9  # replaces the length in the slot of a key of more than 8 bytes
+POSITION_BITS = 59  # the most bits that a position may have in the second word of a slot
 _AHEAD = 24  # rows between prefetching a slot and using it
 RING = 64  # size of the scratch arrays: a power of two above _AHEAD
 
@@ -77,7 +78,7 @@ _CODE = np.uint64(15)
 
 @helper
 def _word_of(data, start, length, seed, hash_mask):
-    """The first word of a key's slot: the key's bytes if they fit, else its hash."""
+    """The first word of a key's slot: the key itself if it fits, else its hash."""
     if length <= 8:
         return tail(data, start, length)
     return stir(seed ^ (_U(length) * MUL), data, start, length) & hash_mask
@@ -144,12 +145,13 @@ def put_keys(
     slots, arena, old_slots, old_arena, counters, seed, hash_mask,
     offsets, data, valid, seqs, replaced, words, homes,
 ):  # fmt: skip
-    """Make each row the newest of its key; write the positions they replace, return how many.
+    """Enter each row as the newest of its key. Writes the positions that were the newest before to
+    `replaced`, and returns their number.
 
     `valid` of size 0 means no nulls; null keys are skipped. `counters` are the numbers of used
-    slots and of used words of the arena; the caller made both large enough. While entries are moved
-    from an old table, a key not found in the new one may be in the old one. `words` and `homes` are
-    scratch.
+    slots and of used words of the arena. The caller has made both arrays large enough. While
+    entries are moved from an old table, a key that is not in the new table may be in the old one.
+    `words` and `homes` are scratch memory.
     """
     rows = offsets.size - 1
     slot_mask = slots.size // 2 - 1
@@ -168,7 +170,7 @@ def put_keys(
             prefetch(slots, 2 * home)
         row = ahead - _AHEAD // 2
         if arena_used > 0 and 0 <= row < rows:
-            home = homes[row & (RING - 1)] & slot_mask  # of a null key: a stale value
+            home = homes[row & (RING - 1)] & slot_mask  # for a null key: of an earlier row
             mark = slots[2 * home + 1]
             if mark & _CODE == _U(LONG):
                 prefetch(arena, np.int64(mark >> _FOUR))
@@ -233,9 +235,9 @@ def put_words(
     slots, old_slots, no_arena, counters, seed, hash_mask, start, data, rows, lo, seqs, replaced,
     homes,
 ):  # fmt: skip
-    """`put_keys` for keys of 8 bytes each, the first at `start`, without nulls: a third faster.
+    """A faster `put_keys` (by a third) for keys of 8 bytes each, the first at `start`, no nulls.
 
-    Without `seqs` the rows take the positions from `lo` on.
+    If `seqs` is empty, the rows have the positions from `lo` on.
     """
     explicit = seqs.size > 0
     slot_mask = slots.size // 2 - 1
@@ -311,7 +313,7 @@ def move_keys(slots, arena, old_slots, old_arena, counters, seed, hash_mask, fir
                         if arena[np.int64(there >> _FOUR) + index] != old_arena[place + index]:
                             same = False
                             break
-                if same:  # the key was entered again since: the new table has a later position
+                if same:  # entered since the switch: the new table has a later position of the key
                     break
             slot = (slot + 1) & slot_mask
     counters[0], counters[1] = used, arena_used
@@ -332,7 +334,7 @@ def get_key(slots, arena, seed, hash_mask, key):
 
 @helper
 def _below(rising, limit):
-    """How many leading entries of a non-decreasing array are below `limit`."""
+    """The number of leading entries of a non-decreasing array that are below `limit`."""
     low, high = 0, rising.size
     while low < high:
         middle = (low + high) >> 1
@@ -345,25 +347,25 @@ def _below(rising, limit):
 
 @kernel(types.int64(INT64S, types.int64))
 def before_seq(seqs, seq):
-    """How many leading rows have positions below `seq`."""
+    """The number of leading rows that have positions below `seq`."""
     return _below(seqs, seq)
 
 
 @kernel(types.int64(INT64S, types.int64))
 def before_time(times, time_ns):
-    """How many leading rows are older than `time_ns`; times never decrease along a stream."""
+    """The number of leading rows older than `time_ns`; times never decrease along a stream."""
     return _below(times, time_ns)
 
 
 @kernel(types.int64(INT64S, types.int64, types.int64))
 def keep_last(seqs, end, n):
-    """How many leading rows are not among the `n` newest positions of a stream up to `end`."""
+    """The number of leading rows that are not among the `n` newest positions below `end`."""
     return _below(seqs, end - n)
 
 
 @kernel(types.int64(INT32S, BYTES, BOOLS, INT64S, BYTES, INT64S_OUT))
 def match_prefix(offsets, data, valid, seqs, prefix, matched):
-    """Write the positions of rows that start with `prefix`, return how many."""
+    """Write the positions of rows that start with `prefix` to `matched`, return their number."""
     nullable = valid.size > 0
     size = prefix.size
     head = tail(prefix, 0, min(8, size))
@@ -385,7 +387,7 @@ def match_prefix(offsets, data, valid, seqs, prefix, matched):
 
 @kernel(types.int64(INT32S, BYTES, BOOLS, INT64S, BYTES, INT64S_OUT))
 def match_equal(offsets, data, valid, seqs, wanted, matched):
-    """Write the positions of rows that equal `wanted`, return how many."""
+    """Write the positions of rows that equal `wanted` to `matched`, return their number."""
     nullable = valid.size > 0
     size = wanted.size
     head = tail(wanted, 0, min(8, size))
@@ -421,8 +423,8 @@ codec.use_kernel(offsets_ok)
 def warm() -> None:
     """Call each kernel once; importing this module has loaded them.
 
-    The first call of a kernel makes numba examine the types of its arguments: some 10 ms for all of
-    them, which should not be spent in an event loop.
+    At the first call of a kernel, numba examines the types of the arguments. For all kernels this
+    takes some 10 ms, which should not be spent in an event loop.
     """
     from surecast.columns.warm import call_each
 

@@ -1,9 +1,12 @@
-"""KeyTable: the newest position of every key, exact, and growing without a pause.
+"""KeyTable: a hash table from each key of a stream to the newest position with this key.
+
+Retention uses the table to find the event that a new event with the same key makes void (obsolete).
+The table is exact: keys are compared, not only hashes. kernels.py has the loops and the layout.
 
 Doubling a table of ten million keys at once would block the process for a sixth of a second. So a
-full table is replaced step by step: a larger one takes all new entries, every later call moves some
-slots from the old one, and until that is done a key that is not in the new table is looked up in
-the old one, too. Entries for positions known to be void are not moved.
+full table is replaced step by step. A larger table takes all new entries, and every later call
+moves some slots from the old table. Until all are moved, a key that is not in the new table is
+looked up in the old one, too. Entries for positions known to be void are not moved.
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ from surecast.columns.column import Body, Bools, Bytes, Column, Int64s
 __all__ = ["KeyTable"]
 
 _SLOTS_MIN: Final = 1 << 10
-_ROWS_STEP: Final = 1 << 13  # rows a kernel call takes: bounds the pause of one call
+_ROWS_STEP: Final = 1 << 13  # most rows of one kernel call: bounds how long a call takes
 _MOVES_PER_ROW: Final = 8  # old slots moved per row; more than 2 are needed to finish in time
 _ZEROS_PER_ROW: Final = 64  # words of the next table cleared per row; more than 32 are needed
-_AT_ONCE: Final = 1 << 16  # tables of up to so many slots are replaced at once
+_AT_ONCE: Final = 1 << 16  # tables of up to this many slots are replaced in one step
 _ALL_VALID: Final[Bools] = np.empty(0, np.bool_)
 
 _Words = npt.NDArray[np.uint64]
@@ -77,8 +80,9 @@ class KeyTable:
     def put_many(self, columns: Sequence[Column | Body], lo: int) -> Int64s:
         """Enter the rows of several columns, one after the other, at the positions from `lo` on.
 
-        Keys of 8 bytes, which may be passed as plain bytes, are joined for large kernel calls: a
-        call costs as much as 200 of them. Returns the positions made obsolete, in any order.
+        Keys of 8 bytes, which may be passed as plain bytes, are joined, so that one kernel call
+        takes many of them: a call itself takes as long as entering 200 keys. Returns the positions
+        made obsolete, in any order.
         """
         found: list[Int64s] = []
         waiting: list[Body] = []
@@ -146,7 +150,8 @@ class KeyTable:
         return self._replaced[:count]
 
     def get(self, key: bytes) -> int:
-        """The newest position of `key`; 0 if there is none, or (sometimes) if it is void."""
+        """The newest position of `key`; 0 if there is none. If that position is void, the result
+        may be 0, too."""
         wanted = np.frombuffer(key, np.uint8)
         for table in (self._now, self._old):
             if table[0].size:
@@ -177,10 +182,10 @@ class KeyTable:
             self._now = slots, grown
 
     def _prepare(self, count: int) -> None:
-        """From half full on, clear the next table's memory, `count` words at a time.
+        """Clear `count` more words of the next table's memory. Called once the table is half full.
 
-        Keys are spread over all of a new table. Without this, the first few thousand rows would
-        touch every page, which the system would have to allocate and clear then.
+        Keys are spread over all of a new table. So without this step the first few thousand rows
+        would touch every page of the new table, and wait until the system allocates and clears it.
         """
         if self._next is None:
             self._next = np.empty(2 * self._slots_next(0), np.uint64)
@@ -192,9 +197,9 @@ class KeyTable:
     def _slots_next(self, rows: int) -> int:
         """The number of slots of the next table.
 
-        It has room for the keys that are moved, at most one per position at or above the floor, and
-        for those that come meanwhile: up to an eighth of the slots before the switch, and as many
-        again until the last slot is moved.
+        It has room for the keys that will be moved, at most one for each position at or above the
+        floor, and for new keys: up to an eighth of the slots until the switch to the new table, and
+        as many again until the last slot is moved.
         """
         slots = self._now[0].size // 2
         room = slots // 8

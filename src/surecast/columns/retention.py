@@ -1,31 +1,37 @@
-"""Retention: which positions of a stream are void, and why.
+"""Retention: which positions of a stream are void (their events are obsolete), and why.
 
-A stream's policy and its GC events (COLLECT batches) make positions void. Every replica feeds the
-committed batches of a stream, in order, to its own RetentionIndex, and all replicas compute the
-same voids. The result does not depend on clocks, on when a replica joined, on how events were
-divided into batches, or on whether the batches were compacted before they were fed.
+Three kinds of events in the stream itself make positions void, by the rules in rules.py: a CONFIG
+event sets the stream's retention policy, a COLLECT event (*GC event*) collects the events that
+match a predicate, and under LatestPerKey an event supersedes the previous one with its key. Every
+replica feeds the committed batches of a stream, in order, to its own RetentionIndex, and all
+replicas compute the same void positions. The result does not depend on clocks, on when a replica
+joined, on how events were divided into batches, or on whether batches were compacted before they
+were fed.
 
 The rules:
-- A GC event voids only positions below its own. So does a row under LatestPerKey.
-- The reason is that of the GC event (COLLECTED or EXPIRED), SUPERSEDED under LatestPerKey, EXPIRED
-  under KeepLast.
-- BeforeSeq, KeepLast and End void all positions below a certain one: all of these have the rule's
-  reason from then on, also those that were void before. So void ranges merge, and their number does
-  not grow with the stream. Under all other rules (by key, tag or time) void positions keep their
-  reason: a replica may not know the keys and times of void positions.
-- An event's own rule is applied before KeepLast.
-- Example: event B supersedes A, and is then collected by key or time. A replica may be fed a void
-  in
-  place of B. It then voids A when it applies the collect, with that reason. The void positions are
-  the same at all replicas, and both reasons are true.
-- An End event (a CONFIG event of a deleted stream) voids everything below it except CONFIG events.
-  No event follows it.
+- A GC event makes only positions below its own void. The same holds for an event under
+  LatestPerKey.
+- A position made void by a GC event has the event's reason (COLLECTED or EXPIRED). The reason is
+  SUPERSEDED under LatestPerKey, and EXPIRED under KeepLast.
+- BeforeSeq, KeepLast and End make all positions below a certain one void. From then on all of them
+  have this rule's reason, also those that were void before. So void ranges merge, and their number
+  does not grow with the stream. Under all other rules (by key, tag or time) positions that are
+  already void keep their reason, because a replica may not know their keys and times.
+- The rule of a fed event itself is applied before KeepLast.
+- Replicas may have different reasons for a position. Example: event B supersedes event A, and is
+  then collected by key or time. A replica that is fed a void position in place of B does not know
+  B's key. It makes A void only when it applies the GC event, with that event's reason. The void
+  positions are the same at all replicas, and both reasons are true.
+- An End event (a CONFIG event with which a stream is deleted) makes everything below it void except
+  CONFIG events. No event follows it.
 - CONFIG events are never void. COLLECT events have neither key nor tag, so only predicates on
-  positions and times, and KeepLast, can void them.
-- A null key matches nothing and replaces nothing. An empty key is a key.
+  positions and times, and KeepLast, can make them void.
+- An event whose key is null matches no predicate on keys and supersedes nothing. An empty key is a
+  key like any other.
 - A CONFIG event is the first event under its policy: KeepLast counts it, and LatestPerKey leaves
   one live row per key below it.
-- KeepFor acts through GC events that the stream's head appends; replicas do not read clocks for it.
+- KeepFor has no effect here: the stream's head appends GC events that expire old events. So
+  replicas need no clocks.
 """
 
 from __future__ import annotations
@@ -158,7 +164,7 @@ class RetentionIndex:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.voids = {reason: IntervalSet() for reason in REASONS}  # no position is in two
+        self.voids = {reason: IntervalSet() for reason in REASONS}  # no position is in two sets
         self.end = 1  # the first position not fed
         self.ended = 0  # the position of the End event; 0: the stream is not deleted
         self._low = 1  # below it only CONFIG events are live
@@ -168,7 +174,8 @@ class RetentionIndex:
         self._keys = KeyTable() if isinstance(policy, LatestPerKey) else None
 
     def feed(self, batch: Batch, read: Read) -> None:
-        """Take the next committed batch; `read(lo, hi)` returns earlier ones, for rare scans."""
+        """Apply the next committed batch. `read(lo, hi)` returns earlier batches; a few rules must
+        scan them."""
         if batch.lo != self.end:
             raise ValueError(f"{batch!r} does not follow position {self.end - 1}")
         self._check_not_ended(batch)
@@ -195,7 +202,7 @@ class RetentionIndex:
             self._low = max(self._low, hi - self.policy.n)
 
     def feed_many(self, batches: Sequence[Batch], read: Read) -> None:
-        """`feed` consecutive batches. For dense ones this is much faster than single calls."""
+        """`feed` consecutive batches. For dense batches this is much faster than single calls."""
         run: list[Batch] = []
         for batch in batches:
             if batch.kind == DATA and batch.rows == batch.count and batch.body is not None:
@@ -209,7 +216,7 @@ class RetentionIndex:
             self._feed_run(run)
 
     def _feed_run(self, run: list[Batch]) -> None:
-        """`feed` consecutive dense DATA batches, which do not change the rules."""
+        """`feed` consecutive dense DATA batches, which contain no CONFIG and COLLECT events."""
         problem: Exception | None = None
         columns: list[Column | Body] = []
         end = self.end
@@ -236,8 +243,7 @@ class RetentionIndex:
             raise problem
 
     def apply(self, batch: Batch) -> list[Batch]:
-        """`batch`, which was fed (or a part of such a batch), without the rows that are void by
-        now.
+        """`batch` without the rows that are void by now. It, or a batch that contains it, was fed.
 
         All its positions stay covered. Returns one batch, or several if reasons differ.
         """
@@ -267,7 +273,7 @@ class RetentionIndex:
     # ------------------------------------------------------------ rules
 
     def _configure(self, policy: Policy, read: Read) -> None:
-        """Apply `policy` from the CONFIG event at `end` on."""
+        """Apply `policy`, which was set by the CONFIG event at position `end`."""
         self.policy = policy
         if not isinstance(policy, LatestPerKey):
             self._keys = None
@@ -304,7 +310,7 @@ class RetentionIndex:
             newest = self._keys.get(predicate.key)  # the only one of this key that can be live
             self._void_many(np.array([newest] if newest else [], np.int64), reason)
         elif isinstance(predicate, TagIs) and not isinstance(self.policy, KeepAll):
-            return  # `check_event` refuses it; if one is there, all replicas must ignore it
+            return  # `check_event` refuses such an event; if one exists, all replicas ignore it
         else:
             for batch in read(low, self.end):
                 self._void_many(matching(batch, predicate), reason)
@@ -333,8 +339,7 @@ class RetentionIndex:
         return low
 
     def _void_below(self, hi: int, reason: int) -> None:
-        """Void everything below `hi` except CONFIG events; all of it has this reason from now
-        on."""
+        """Make everything below `hi` void except CONFIG events, with this reason from now on."""
         lo = self._below[1] if self._below[0] == reason else 1
         if lo >= hi:
             return
@@ -350,7 +355,8 @@ class RetentionIndex:
         self.voids[reason].update(fresh)
 
     def _void_many(self, positions: Int64s, reason: int) -> None:
-        """Void these positions (none is a CONFIG event); those already void keep their reason."""
+        """Make these positions void (none is a CONFIG event). Those that are void already keep
+        their reason."""
         for other in self._others(reason):
             if other and positions.size:
                 positions = positions[~other.contains_many(positions)]
@@ -362,10 +368,11 @@ class RetentionIndex:
 
 
 class _TimeSpans:
-    """Finds the position where a time begins, in bounded space.
+    """Finds the first position at or after a time, in bounded memory.
 
-    Each span of positions has the times of its first and last row. If they differ (a batch with
-    explicit times, or spans joined to save space), the result of a query is a range to read.
+    It stores the times of the first and last row of each *span* of consecutive positions. If they
+    differ (a batch with explicit times, or spans joined to save memory), the result of a query is a
+    range of the log, in which the caller must search.
     """
 
     __slots__ = ("_ends", "_firsts", "_lasts")
@@ -412,4 +419,4 @@ class _TimeSpans:
         return min(lo, end), min(self._ends[span], end)
 
 
-_SPANS_MAX: Final = (1 << 16) + 1  # odd: one more span makes an even number, joined in pairs
+_SPANS_MAX: Final = (1 << 16) + 1  # odd: with one more span the number is even, for joining pairs

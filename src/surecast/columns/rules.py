@@ -1,6 +1,8 @@
-"""Retention policies (what a stream keeps) and predicates (what a GC event collects), as values.
+"""Retention policies (what a stream keeps) and predicates (which events a GC event collects).
 
-They are the values of CONFIG and COLLECT events; retention.py implements them.
+This module defines and encodes them; retention.py applies them to a stream. A policy is the value
+of a CONFIG event. A predicate is in the value of a COLLECT event (*GC event*), which makes the
+matching events before it void.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class _Policy(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 class KeepAll(_Policy, frozen=True, tag="all"):
-    """Keep everything that no GC event collects."""
+    """Keep all events, except those that a GC event collects."""
 
 
 class KeepLast(_Policy, frozen=True, tag="last"):
@@ -58,7 +60,7 @@ class KeepFor(_Policy, frozen=True, tag="for"):
 
 
 class LatestPerKey(_Policy, frozen=True, tag="key"):
-    """Keep the newest event of every key, and all events without one."""
+    """Keep the newest event of every key, and all events without a key."""
 
 
 class _Predicate(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -78,16 +80,20 @@ class BeforeTime(_Predicate, frozen=True, tag="time"):
 
 
 class KeyIs(_Predicate, frozen=True, tag="key"):
+    """Events with this key."""
+
     key: bytes
 
 
 class KeyPrefix(_Predicate, frozen=True, tag="prefix"):
+    """Events whose key begins with `prefix`."""
+
     prefix: bytes
 
 
 class TagIs(_Predicate, frozen=True, tag="tag"):
-    """Allowed only on KeepAll streams: on others a replica may know an event only as void, without
-    its tag."""
+    """Events with this tag. Allowed only on KeepAll streams: on other streams a replica may know
+    an event only as void, without its tag."""
 
     tag: bytes
 
@@ -104,7 +110,7 @@ Predicate = BeforeSeq | BeforeTime | KeyIs | KeyPrefix | TagIs
 
 
 class Collect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The value of a COLLECT event: which events become void, and the reason shown to readers."""
+    """The value of a COLLECT event: which events become void, and the reason that readers get."""
 
     predicate: Predicate
     reason: int = COLLECTED

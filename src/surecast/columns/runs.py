@@ -1,8 +1,8 @@
 """Compiled loops over sets of positions, for the costly operations of large IntervalSets.
 
-Without them (numba not loaded) `intervals.py` does the same with numpy. Most positions to be sorted
-lie not far below the highest: those are sorted with a bit map, the others with a radix sort, eleven
-bits at a time.
+If numba is not loaded, intervals.py does the same with numpy. Of the positions to be sorted, most
+are close to the highest one. These are sorted with a bit map, and all others with a radix sort of
+eleven bits at a time.
 """
 
 # Parameters are numpy arrays and numbers as the signatures say, which mypy cannot read.
@@ -20,8 +20,10 @@ __all__ = ["DIGITS", "cover_positions", "merge_positions", "sort_positions"]
 
 _ONE = np.uint64(1)
 _TOP_SIX = np.uint64(58)
-_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)  # each six bits in a row of it are different
-_PLACES = np.zeros(64, np.int64)  # by the top six bits of the lowest bit times that: its place
+# Any six consecutive bits of this number are different from any other six. So the product of it and
+# a word with a single bit has top six bits that identify the bit: `_PLACES` maps them to its index.
+_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
+_PLACES = np.zeros(64, np.int64)
 for _place in range(64):
     _PLACES[(int(_DE_BRUIJN) << _place & 0xFFFF_FFFF_FFFF_FFFF) >> 58] = _place
 
@@ -61,9 +63,10 @@ def _sort_by_radix(positions, out, size, counts):
 
 @kernel(types.int64(INT64S_OUT, INT64S_OUT, INT64S_OUT, WORDS_OUT))
 def sort_positions(positions, out, counts, bits):
-    """Sort `positions`, which are overwritten, into `out` of the same size; returns how many.
+    """Sort `positions`, which are overwritten, into `out` of the same size.
 
-    Repeats may be left out. `bits` is how large a map may be, at least one word.
+    Returns the number of sorted positions: repeated positions may be left out. `bits` is scratch
+    memory for the bit map, at least one word; the map covers the highest positions.
     """
     high = positions[0]
     for index in range(1, positions.size):
@@ -92,13 +95,13 @@ def sort_positions(positions, out, counts, bits):
 
 @kernel(types.int64(INT64S, INT64S, INT64S, INT64S_OUT, INT64S_OUT))
 def merge_positions(los, his, positions, out_los, out_his):
-    """The union of runs in order and of positions in order, as runs; returns how many."""
+    """Write the union of sorted runs and sorted positions, as runs; returns their number."""
     run = at = count = 0
     while at < positions.size:
         lo = positions[at]
         hi = lo + 1
         at += 1
-        while run < los.size and his[run] < lo:  # most runs, and nothing touches them
+        while run < los.size and his[run] < lo:  # most runs: no position touches them
             out_los[count] = los[run]
             out_his[count] = his[run]
             count += 1
@@ -127,7 +130,7 @@ def merge_positions(los, his, positions, out_los, out_his):
 
 @kernel(types.void(INT64S, INT64S, INT64S, BOOLS_OUT))
 def cover_positions(los, his, positions, covered):
-    """Whether each position is in one of the runs; positions and runs are in rising order."""
+    """Write for each position whether it is in one of the runs. Both are in rising order."""
     run = 0
     for index in range(positions.size):
         position = positions[index]

@@ -1,10 +1,11 @@
 """Checksums of rows that do not depend on their order, or on how they are divided into batches.
 
-Every row is hashed (name of the stream, key, value and tag), and the hashes are added. Other rows,
-or one row twice, give the same sum only with probability 2^-64. This detects mistakes; it is no
-protection against forgery.
+If Spark runs a batch of a query again, the sink compares this checksum of its rows with that of the
+first run. Every row is hashed (name of the stream, key, value and tag), and the hashes are added.
+Other rows, or one row twice, give the same sum only with probability 2^-64. This detects mistakes;
+it is no protection against forgery.
 
-Importing this module loads numba and this kernel, and none of kernels.py.
+Importing this module loads numba and the kernel below, but not those of kernels.py.
 """
 
 # Parameters are numpy arrays and numbers as the signatures say, which mypy cannot read.

@@ -1,6 +1,6 @@
-"""Non-negative numbers as bytes: LEB128, in a plain loop if few, with numpy if many.
+"""Encodes non-negative numbers as bytes (LEB128), with a plain loop for few numbers, else numpy.
 
-Each number has exactly one encoding; others (padded ones) are refused.
+Each number has exactly one valid encoding: an encoding padded with zero bits is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Numbers = npt.NDArray[np.int64]
 
 SIZE_MAX: Final = 9  # bytes of a number, 7 bits each
 NUMBER_MAX: Final = 1 << 61
-_FEW: Final = 64  # numbers, or bytes, up to which a plain loop is quicker
+_FEW: Final = 64  # up to this many numbers, or bytes, a plain loop is faster
 _ZERO = np.zeros(1, np.int64)
 
 

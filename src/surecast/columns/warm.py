@@ -18,7 +18,7 @@ def call_each() -> None:
     """Call every kernel with a few rows, through the code that uses it."""
     table = KeyTable()
     seqs = np.arange(1, 2001)
-    for width in (8, 24):  # more keys than the first table holds: it grows
+    for width in (8, 24):  # more keys than a new table has slots, so that it grows
         keys = [b"%0*d" % (width, number) for number in range(2000)]
         batch = Batch.of(_STREAM, [b"v"] * 2000, keys).sequenced(1, 1, 1)
         table.put(batch.keys(), seqs)

@@ -1,6 +1,7 @@
-"""Machine words in compiled loops: reading eight bytes at once, and hashing them.
+"""Functions for kernels (compiled loops): load eight bytes at once, hash them, prefetch memory.
 
-A kernel in numba's disk cache is not recompiled when this file changes: touch its file, too.
+After a change of this file, also touch the files of the kernels that use it: numba recompiles a
+kernel in its disk cache only if the kernel's own file has changed.
 """
 
 # Parameters are numpy arrays and numbers as the signatures say, which mypy cannot read.
@@ -61,7 +62,7 @@ def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
 
 @helper
 def tail(data, start, length):
-    """The up to 8 bytes from `start`, padded with zeros; never reads past the data."""
+    """`length` (at most 8) bytes from `start`, padded with zeros; never reads past the data."""
     if length == 0:
         return _U(0)
     if start + 8 <= data.size:
@@ -74,6 +75,7 @@ def tail(data, start, length):
 
 @helper
 def mix(word):
+    """The last step of a hash, which spreads differences between words over all bits."""
     word = (word ^ (word >> _U(32))) * PHI
     word = (word ^ (word >> _U(29))) * MUL
     return word ^ (word >> _U(32))
@@ -81,8 +83,8 @@ def mix(word):
 
 @helper
 def stir(digest, data, start, length):
-    """`digest` with `length` bytes from `start` mixed in. Zeros at the end do not change the hash
-    of the last word, so the caller mixes in the length."""
+    """`digest` with `length` bytes from `start` mixed in. The last word is padded with zeros, so
+    the caller must mix in the length, too."""
     stop = start + length
     while start + 8 <= stop:
         digest = (digest ^ word_at(data, start)) * PHI

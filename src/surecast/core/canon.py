@@ -1,12 +1,14 @@
-"""Effects as bytes: equal for equal effects in any process, different for different ones.
+"""A canonical encoding of a machine's effects, for recordings of runs and for their replay.
 
-A recording keeps the `digest` of the effects of each step. It is computed from one MessagePack
-text, `canonical`: for each effect its type, the type of the message or event that it carries, and
-the effect itself. MessagePack leaves out the types of structs, so the values of fields that may
-hold anything are examined first: scalars and tuples of scalars are encoded as they are, everything
-else by `plain`, which includes the types. Sets are refused, because their order differs between
-processes. A batch is represented by its header, which contains the CRC of its body; an enclosed
-message by its type and all its fields.
+Equal effects have equal bytes in any process, and different effects have different bytes. A
+recording contains a digest of these bytes for each step, and a replay must produce the same digest.
+
+The bytes (`canonical`) are MessagePack: for each effect its type, the type of the message or event
+that it carries, and the effect itself. MessagePack does not encode the types of structs. Therefore
+fields that may hold values of any type are examined first. Scalars and tuples of scalars are
+encoded directly, all other values by `plain`, which includes their types. Sets are refused, because
+their order differs between processes. A batch is represented by its header, which contains the CRC
+of its body; an enclosed message by its type and all its fields.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -79,12 +81,12 @@ def label_of(kind: type) -> str:
 
 
 class Form(NamedTuple):
-    """What the encoder needs to know about a type."""
+    """How values of one type are encoded."""
 
     name: str
     carries: str  # the field whose value's type is recorded as well, or ""
-    fields: tuple[tuple[str, bool], ...]  # of a struct: name, and whether it is open
-    open: tuple[str, ...]  # names of the open fields: those that may hold values of any type
+    fields: tuple[tuple[str, bool], ...]  # for each field of a struct: its name, whether it is open
+    open: tuple[str, ...]  # the names of open fields, which may hold values of any type
     easy: bool  # a struct without open fields
 
 
@@ -130,7 +132,7 @@ def digest(effects: Sequence[Any]) -> bytes:
 
 
 def labels(effects: Iterable[Any]) -> list[str]:
-    """The types of the effects and of what they carry, such as "Send.chain/Forward"."""
+    """The type of each effect and of what it carries, such as "Send.chain/Forward"."""
     return [_LABELS[type(effect), _inner(effect)] for effect in effects]
 
 
@@ -254,9 +256,10 @@ def unplain(value: Any, struct_type: Callable[[str], type[msgspec.Struct]]) -> A
 
 
 def may_begin(kind: type[msgspec.Struct], count: int) -> bool:
-    """Whether the first `count` fields make a struct: the others were added later, with defaults.
+    """Whether the first `count` fields are enough to make a struct of this type.
 
-    (Every version may add last fields that have a default: docs/compatibility.md.)
+    A recording by an older version lacks the fields that were added since. New fields are added at
+    the end and have defaults (docs/compatibility.md).
     """
     fields = len(kind.__struct_fields__)
     return fields - len(kind.__struct_defaults__) <= count <= fields

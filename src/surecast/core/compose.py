@@ -11,25 +11,26 @@ Which layer an input or effect goes to:
 * A received message: the layer that lists its type in `messages`. If none does, it is dropped.
 * A fired timer, the end of a pass, a completion from the disk: the layer that asked for it. Keys
   and tokens contain its name.
-* A `Command` of the owner: the layer it names.
+* A `Command` of the owner (the program that runs the node): the layer it names.
 * Start and ClockSet: every layer. PeerUp, PeerDown, Congested, Writable: every layer that handles
   it. The lowest layer comes first.
-* A `PassDown`: the nearest layer below that takes the command's type.
-* An `Emit` or `Deliver`: every layer directly above that lists its type in `from_below`. An event
-  may name one of them (`to`; "sprinkler.*" reaches "sprinkler", "sprinkler.mesh", …), or the owner
-  (`OWNER`). From a layer with no layer above, it goes to the owner. An event that the layers above
-  do not list is ignored; a `Deliver` that they do not list goes to the owner.
+* A `PassDown` (a layer's command): the nearest layer below that takes the command's type.
+* An `Emit` (a layer's event) or a `Deliver`: every layer directly above that lists its type in
+  `from_below`. With `to`, an event goes only to the layer of that name, or to the owner (`OWNER`);
+  "sprinkler.*" means "sprinkler" and all names that begin with "sprinkler.". If no layer is above,
+  it goes to the owner. An event that the layers above do not list is ignored; a `Deliver` that they
+  do not list goes to the owner.
 
-The effects of a step are routed in order, and all steps that one of them causes in other layers
-happen before the next is routed to a layer.
+The effects of a step are routed in order, depth first: all steps that one effect causes in other
+layers are run before the next effect is routed.
 
-**The disk.** Each layer has its own states and logs. A composition prefixes the names of a layer's
-states with the layer's name, and puts its tag on what it writes to logs. For reading, a layer gets
-a `Scope`: its own states and logs, and logs of the layers below. A log belongs to the layer that
-appended to it first; an append by another layer fails. If the owner of a log is not known, because
-only its batches could be salvaged from a damaged folder, all layers can read it, and it belongs to
-the next layer that appends to it. `DAMAGE` concerns the whole disk: it is the same state for every
-layer.
+**The disk.** Each layer has its own states and logs. For writing, a composition prefixes the names
+of a layer's states with the layer's name, and adds the layer's tag to the effects that write to
+logs. For reading, a layer gets a `Scope`, with which it can read its own states and logs, and the
+logs of the layers below. A log belongs to the layer that appended to it first; an append by another
+layer fails. If only the batches of a log could be salvaged from a damaged folder, it is not known
+which layer owned it. All layers can read such a log, and it belongs to the next layer that appends
+to it. The state `DAMAGE` concerns the whole disk and is the same for every layer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +77,7 @@ from surecast.errors import ConfigError, UsageError
 
 __all__ = ["NO_SCOPE", "Composition", "Layer", "Scope", "compose", "scope_tag"]
 
-NO_SCOPE = 0  # of a machine that is not composed, and of logs whose owner is not known
+NO_SCOPE = 0  # for a machine without layers, and for logs whose owner is not known
 
 _BROADCAST = frozenset((Start, ClockSet))  # they also go to layers that do not list them
 _FROM_THE_DRIVER = frozenset((Start, ClockSet, PeerUp, PeerDown, Congested, Writable))
@@ -141,8 +142,10 @@ class Composition:
             layer.step for layer in layers.values()
         ]
         self._by_message: dict[type, int] = {}
-        self._receivers: dict[type, tuple[int, ...]] = {}  # of inputs that may go to several
-        # Of each layer: the layers directly above; the takers of an event or a command, by type.
+        # Input type → the layers it goes to, for inputs that may go to several layers.
+        self._receivers: dict[type, tuple[int, ...]] = {}
+        # For each layer: the layers directly above; by `to` and type, the layers that take an
+        # event; by type, the layer below that takes a command.
         self._above = [self._users(number) for number in range(len(layers))]
         self._takers: list[dict[str, dict[type, tuple[int, ...]]]] = [{} for _ in layers]
         self._below: list[dict[type, int]] = [{} for _ in layers]
@@ -171,8 +174,8 @@ class Composition:
         return list(self.layers.values())
 
     def _users(self, number: int) -> tuple[int, ...]:
-        """The layers above for which this layer is the nearest provider of an interface they
-        use."""
+        """The layers directly above this one: those for which it is the nearest provider of an
+        interface that they use."""
         layers = self._list
         users = []
         for above in range(number + 1, len(layers)):
@@ -224,7 +227,7 @@ class Composition:
     # ------------------------------------------------------------ effects
 
     def _run(self, now_ns: int, todo: list[tuple[int, Any]]) -> list[Any]:
-        """Step layers until no input for a layer is left; the last of `todo` is next."""
+        """Step layers until no input for a layer is left. `todo` is a stack of (layer, input)."""
         out: list[Any] = []
         steps, takers, lower = self._steps, self._takers, self._below
         while todo:
@@ -293,6 +296,7 @@ class Composition:
             moving.append((above, FromBelow(effect.event)))
 
     def _takers_of(self, number: int, kind: type, to: str = "") -> tuple[int, ...]:
+        """The layers above that take an event of this type, if it is addressed to `to`."""
         known = self._takers[number].setdefault(to, {})
         takers = known.get(kind)
         if takers is None:
@@ -309,6 +313,7 @@ class Composition:
         return takers
 
     def _provider(self, number: int, kind: type) -> int:
+        """The nearest layer below that takes commands of this type."""
         layers = self._list
         uses = layers[number].uses
         for below in range(number - 1, -1, -1):
@@ -322,7 +327,7 @@ class Composition:
 
 @cache
 def scope_tag(layer: str) -> int:
-    """The number of a layer in files: 24 bits, never 0."""
+    """The number that stands for a layer in files: 24 bits, never 0."""
     return crc32(layer.encode()) % 0xFFFFFF + 1
 
 

@@ -1,4 +1,4 @@
-"""TOML to typed configuration, with errors a person can act on.
+"""Reads TOML into typed configuration, with errors that say what to correct.
 
 A configuration class is a frozen dataclass or a frozen `msgspec.Struct`. Its field names are the
 TOML keys, its annotations are the allowed types (ranges by `Annotated[int, msgspec.Meta(ge=1)]`),
@@ -69,10 +69,10 @@ def parse(source: Source) -> Mapping[str, Any]:
 def load(
     cls: type[T], source: Source, section: str = "", given: Mapping[str, Any] | None = None
 ) -> T:
-    """Fill `cls` from one `section` ("sprinkler", "server.limits"; "" is the whole document).
+    """Make a `cls` from one `section` ("sprinkler", "server.limits"; "" is the whole document).
 
     An absent section counts as empty: the defaults apply, and a key without a default is reported
-    as missing. `given` has the fields that the caller sets; they are not allowed in the file.
+    as missing. `given` has the fields that the caller sets itself; the file must not set them.
     """
     table: Any = parse(source)
     path: list[str] = []
@@ -140,7 +140,7 @@ def _fields(cls: type[Any]) -> dict[str, bool]:
 
 
 def _convert(value: Any, hint: Any, key: str, section: str) -> Any:
-    """`value` as `hint`, going into nested configuration classes and the containers of them."""
+    """`value` as the type `hint`. Handles nested configuration classes, and containers of them."""
     inner = _without_none(hint)
     origin, args = get_origin(inner), get_args(inner)
     path = f"{section}.{key}" if section else key
@@ -161,7 +161,7 @@ def _convert(value: Any, hint: Any, key: str, section: str) -> Any:
 
 
 def _units(value: Any, hint: Any, key: str) -> Any:
-    """Text given for a whole-number field with a unit in its name becomes that number."""
+    """Convert text to a number, if the field is an int whose name ends in a unit."""
     if not isinstance(value, str):
         return value
     base = get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
@@ -216,7 +216,7 @@ def _at(section: str, problem: str) -> str:
 
 
 def _show(value: Any) -> str:
-    """A value as TOML would show it, at most 80 characters: a long value would hide the message."""
+    """A value as in TOML, cut to 80 characters so that it does not hide the error message."""
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

@@ -8,7 +8,8 @@ __all__ = ["read_through"]
 
 
 def read_through(disk: Disk, log: LogId, lo: int, hi: int, nbytes_max: int) -> Iterator[Batch]:
-    """All batches of [lo, hi), which the log must hold, about `nbytes_max` read at a time."""
+    """Yields all batches of [lo, hi); the log must contain them. One read of the disk returns
+    about `nbytes_max`."""
     while lo < hi:
         batches = disk.read(log, lo, hi, nbytes_max)
         assert batches, f"log {log.hex()[:8]} does not hold position {lo}"

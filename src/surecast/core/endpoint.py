@@ -1,7 +1,9 @@
 """The interface of the client side of a delivery: the commands it takes and the events it emits.
 
-Machines of `protocols.streams` (publisher, subscriber, fetcher, inquirer) and of deliveries
-implement it; the nodes of `surecast.endpoint` use it and know no protocol.
+A *delivery* is a protocol that brings the events of a stream to its readers. Its client side are
+machines in a client's nodes. Machines of `protocols.streams` (publisher, subscriber, fetcher,
+inquirer) and of the deliveries implement this interface; the package `surecast.endpoint`, which
+runs these nodes, uses it and knows no protocol.
 """
 
 from dataclasses import dataclass
@@ -89,11 +91,13 @@ class Follow(Input):
 
 
 class Unfollow(Input):
+    """Stop delivering `stream`."""
+
     stream: LogId
 
 
 class ReadRange(Input):
-    """Deliver [lo, hi) of `stream`. It replaces an earlier ReadRange."""
+    """Deliver [lo, hi) of `stream`. This replaces an earlier ReadRange."""
 
     stream: LogId
     lo: int
@@ -101,7 +105,7 @@ class ReadRange(Input):
 
 
 class Hold(Input):
-    """Request no more of a range. What was already requested is still delivered."""
+    """Pause a ReadRange: request no more of it. What was already requested is still delivered."""
 
 
 class Go(Input):
@@ -129,22 +133,25 @@ class Drain(Input):
 
 
 class WhichStreams(msgspec.Struct, gc=False, frozen=True):
-    """Which streams match, now and in the future? An answer has `infos`, `ends`, `complete` and
-    `why`; answers come until Drop."""
+    """Which streams match `pattern`? After the first answer, further answers report new streams,
+    until Drop. An answer has `infos`, `ends`, `complete` and `why`."""
 
     pattern: str
 
 
 class WhereIs(msgspec.Struct, gc=False, frozen=True):
-    """From which position on (`seq`) are events at or after `time_ns`? -1: where is the end?"""
+    """From which position on (`seq` of the answer) are events at or after `time_ns`? A `time_ns`
+    of -1 asks for the end of the stream."""
 
     stream: LogId
     time_ns: int
 
 
 class TakeCursor(msgspec.Struct, gc=False, frozen=True):
-    """Become the holder of a named subscription. The first answer has its `positions`; a later
-    one with `why` means that another client has become the holder."""
+    """Become the holder of a named subscription: the only client that may save its positions.
+
+    The first answer has the saved `positions`. A later answer with `why` means that this client is
+    no longer the holder."""
 
     name: str
     holder: bytes  # 16 random bytes
@@ -167,8 +174,9 @@ class WhichCursors(msgspec.Struct, gc=False, frozen=True):
 
 
 class ResetCursor(msgspec.Struct, gc=False, frozen=True):
-    """Set the positions of a named subscription. Its holder is fenced. Without `force` this is
-    refused while a client is attached. Answered when the change is stored."""
+    """Set the positions of a named subscription, and fence its holder: it can save no more
+    positions. Without `force` this is refused while a client reads under this name. Answered when
+    the change is stored."""
 
     name: str
     change: bytes  # 16 random bytes, of this request
@@ -177,7 +185,7 @@ class ResetCursor(msgspec.Struct, gc=False, frozen=True):
 
 
 class DeleteCursor(msgspec.Struct, gc=False, frozen=True):
-    """Delete a named subscription; the rest as in ResetCursor."""
+    """Delete a named subscription. Its holder is fenced, and `force` works, as in ResetCursor."""
 
     name: str
     change: bytes
@@ -188,6 +196,8 @@ class DeleteCursor(msgspec.Struct, gc=False, frozen=True):
 
 
 class Opened(msgspec.Struct, gc=False):
+    """The answer to Open; `info` is None if the stream was not opened."""
+
     name: str
     info: StreamInfo | None
     why: str = ""  # why not: config-mismatch, no-delivery, other-region, bad-name, ...
@@ -210,8 +220,8 @@ class Answered(msgspec.Struct, gc=False):
 class Acked(msgspec.Struct, gc=False):
     """A publish is acknowledged; its first event has position `seq`.
 
-    `seq` 0: a retry of a named publisher's batch that was accepted so long ago that its position
-    is no longer known.
+    If `seq` is 0, the publish was a retry by a named publisher, and the batch was accepted so long
+    ago that its position is no longer known.
     """
 
     stream: LogId
@@ -222,11 +232,12 @@ class Acked(msgspec.Struct, gc=False):
 
 
 class Failed(msgspec.Struct, gc=False):
-    """A publish that can never succeed as it is.
+    """A publish failed, and a retry of the same batch cannot succeed.
 
-    why: mismatch, expired, bad-event, quarantined, or history-lost: the region has lost, by an
-    operator's decision, events that it had acknowledged. After owner-unreachable it is not known
-    whether the owner accepted the batch before it became unreachable.
+    `why` is mismatch, expired, bad-event, quarantined, deleted, too-many-deleted, owner-unreachable
+    or history-lost. With history-lost, the region has lost events that it had acknowledged, by an
+    operator's decision. With owner-unreachable, it is not known whether the owner of the stream
+    accepted the batch before it became unreachable.
     """
 
     stream: LogId
@@ -236,8 +247,8 @@ class Failed(msgspec.Struct, gc=False):
 
 
 class Short(msgspec.Struct, gc=False):
-    """A server shows `stream` only up to `end` (0: it does not know the stream). The range is
-    requested again, from all servers in turn, until the application stops it."""
+    """A ReadRange goes beyond the `end` of `stream` at a server (0: the server does not know the
+    stream). The rest is requested again, from all servers in turn, until the application stops."""
 
     stream: LogId
     end: int
@@ -246,9 +257,9 @@ class Short(msgspec.Struct, gc=False):
 class Lost(msgspec.Struct, gc=False):
     """Positions [lo, hi) of `stream` are lost: no node that can be asked has them any more.
 
-    It takes the place of their events in the order of delivery: a reader that emits it has
-    delivered everything below `lo` and continues at `hi`. A void position is known to be obsolete;
-    a lost one is not.
+    This event takes the place of their events in the order of delivery: a reader that emits it has
+    delivered everything below `lo` and continues at `hi`. Lost positions differ from void ones: the
+    event at a void position is known to be obsolete, the event at a lost one may be valid.
     """
 
     stream: LogId
@@ -258,10 +269,10 @@ class Lost(msgspec.Struct, gc=False):
 
 
 class Ended(msgspec.Struct, gc=False):
-    """`stream` was deleted, and ends at `end`, not after the position that is to be delivered next.
+    """`stream` was deleted, and the next position to deliver is at or after its end, `end`.
 
-    A reader that begins before `end` is delivered the End event instead. May be emitted more than
-    once.
+    A reader that begins before `end` is delivered the End event (the last event of a deleted
+    stream) instead. May be emitted more than once.
     """
 
     stream: LogId
@@ -271,10 +282,12 @@ class Ended(msgspec.Struct, gc=False):
 # ------------------------------------------------------------ deliveries
 
 
-# region: servers of a region. listen: datagrams and other peers can reach the node.
+# What a reader's node may need. region: the addresses of servers of a region. listen: a port at
+# which datagrams and other peers reach the node.
 NEEDS = frozenset({"region", "listen"})
-# pattern, name, time: subscribe by pattern, as a named subscription, from a time on.
-# retain, collect: set the retention, declare events obsolete. publisher: named publishers.
+# What clients may do with streams of a delivery. pattern, name, time: subscribe by pattern, as a
+# named subscription, from a time on. retain: set the retention policy. collect: declare events
+# obsolete. publisher: use named publishers. delete: delete the stream.
 VERBS = frozenset({"pattern", "name", "time", "retain", "collect", "publisher", "delete"})
 
 
@@ -285,12 +298,12 @@ class Place:
     region: str
     servers: tuple[Peer, ...]  # of its region
     mesh: bool = False  # it listens, and may receive events from other clients
-    streams_max: int = 1_000  # that one reader follows
-    owner_timeout_ns: int = 10 * SECOND  # if the owner is unreachable this long, publishing fails
+    streams_max: int = 1_000  # most streams that one reader follows
+    owner_timeout_ns: int = 10 * SECOND  # publishing fails if the owner is unreachable this long
 
 
 class Delivery(Protocol):
-    """How the events of a stream reach its readers: the client side."""
+    """The client side of a delivery: what clients may do with its streams, and its machines."""
 
     @property
     def name(self) -> str:

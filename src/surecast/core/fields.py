@@ -1,4 +1,7 @@
-"""The types inside the declared type of a field."""
+"""Walks through the declared type of a field, including nested types.
+
+Used to check that messages and recorded types can be encoded.
+"""
 
 from collections.abc import Iterator
 from typing import Any

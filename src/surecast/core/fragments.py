@@ -1,12 +1,12 @@
-"""State that may be larger than a message: sent in parts, put together again in order."""
+"""Splits state that may be larger than a message into parts, and joins received parts."""
 
 from collections.abc import Iterator
 from typing import Final
 
 __all__ = ["PART_BYTES", "Parts", "parts_of"]
 
-PART_BYTES: Final = 256 << 10
-TOTAL_MAX: Final = 256 << 20  # of one state
+PART_BYTES: Final = 256 << 10  # bytes of one part
+TOTAL_MAX: Final = 256 << 20  # most bytes of one state
 
 
 def parts_of(data: bytes) -> Iterator[tuple[int, bytes]]:

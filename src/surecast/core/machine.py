@@ -1,9 +1,9 @@
-"""How machines are made, and their usual base class: handlers by type, effects collected in `out`.
+"""HandlerMachine, the base class of most machines, and what drivers pass to make a machine.
 
-A subclass lists its handlers by name, so that a test can override one; `messages` (the types that
-a composition routes to it) follows from the list. Within a step `self.now_ns` is the time, and
-handlers append effects to `self.out`. `counters` are kept across restarts of the machine: messages
-handled, by tag ("chain/Forward"), and other events ("chain.left").
+A subclass of HandlerMachine lists its handlers by type of message or input. It lists the names of
+methods, so that a test can override a method. During a step, `self.now_ns` is the time, and
+handlers append the effects to `self.out`. `counters` are kept across restarts of the machine: the
+number of handled messages by tag ("chain/Forward"), and of other events ("chain.left").
 """
 
 from collections import Counter
@@ -41,12 +41,14 @@ Factory = Callable[[NodeContext], Machine]
 
 
 class HandlerMachine:
+    """A machine whose `step` calls the handler for the type of the input or message."""
+
     handlers: ClassVar[dict[type, str]] = {}  # message type → method(peer, message)
     inputs: ClassVar[dict[type, str]] = {}  # other inputs → method(input)
     from_below: ClassVar[dict[type, str]] = {}  # events of layers below → method(event)
     provides: ClassVar[tuple[str, ...]] = ()  # interfaces, for `core.compose`
     uses: ClassVar[tuple[str, ...]] = ()
-    messages: tuple[type, ...] = ()
+    messages: tuple[type, ...] = ()  # the keys of `handlers`, for `core.compose`
     _tags: ClassVar[dict[type, str]] = {}  # of the messages
 
     def __init_subclass__(cls) -> None:

@@ -4,9 +4,9 @@ A name consists of tokens separated by dots: `orders.eu.paris`. In a pattern `*`
 token and a last `>` for one or more.
 
 A name whose first token begins with `_` is *internal*: a stream that serves another one, such as
-`_spark.orders`, which holds rows that will become events of `orders`. A pattern such as `>` is
-meant for the streams that users publish to, so a pattern matches internal streams only if its first
-token is the first token of their name.
+`_spark.orders`, which holds rows that will become events of `orders`. Patterns such as `>` are
+meant for the streams that users publish to. So a pattern whose first token is `*` or `>` matches no
+internal stream.
 """
 
 import hashlib
@@ -60,10 +60,11 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def owner_of(owners: Mapping[str, str], name: str, here: str) -> str:
-    """The region that owns `name`: the entry of its longest prefix of whole tokens.
+    """The region that owns `name`: the entry in `owners` for its longest prefix of whole tokens.
 
-    Without an entry (not even one for "") it is `here`: each region owns the streams created in it.
-    An internal stream without an entry of its own has the owner of the stream that it serves.
+    An internal stream without an entry of its own has the owner of the stream that it serves. If
+    there is no entry, not even the default entry "", the owner is `here`: then each region owns the
+    streams that are created in it.
     """
     tokens = name.split(".")
     for count in range(len(tokens), 0, -1):
@@ -76,7 +77,7 @@ def owner_of(owners: Mapping[str, str], name: str, here: str) -> str:
 
 
 def owners_digest(owners: dict[str, str]) -> bytes:
-    """A digest: equal for equal tables, empty for an empty table."""
+    """A digest with which regions compare their tables of owners; empty for an empty table."""
     if not owners:
         return b""
     lines = "\n".join(f"{prefix} {owners[prefix]}" for prefix in sorted(owners))

@@ -1,4 +1,4 @@
-"""Retention policies as text: one spelling for Python, the command line, HTTP and Spark.
+"""Retention policies as text, in the same form for Python, the command line, HTTP and Spark.
 
     keep-all    latest-per-key    keep-last:100    keep-for:1h
 

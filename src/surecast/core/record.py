@@ -1,4 +1,4 @@
-"""Recordings: the inputs and effects of a node between one start and its end, as bytes.
+"""Writes recordings: all inputs of a node between one start and its end, and what it did, as bytes.
 
 The asyncio driver makes recordings, the simulator replays them. A recording contains how the
 machine is built, what was on its disk, and then, for each step, the time, the whole input and a
@@ -7,13 +7,13 @@ digest of the effects (`core.canon`). docs/recordings.md has the layout.
     8 bytes          magic, version, zeros
     records          head (24 bytes: kind, lengths, number, two CRCs), meta (MessagePack), frames
 
-The token of a storage effect may be any object of the machine. So a completion (Stored, Compacted,
-StoreFailed) is recorded with the number of the storage effect that it completes (Append, Compact,
-Repair, SaveState; counted from 1 after each start) in place of the token.
+The token of a storage effect (Append, Compact, Repair, SaveState) may be any object, so it cannot
+be recorded. Storage effects are counted from 1 after each start, and a completion (Stored,
+Compacted, StoreFailed) is recorded with the number of its storage effect in place of the token.
 
 Batches and messages follow the meta as frames of `core.wire`, which have their own CRCs. A process
-that is killed leaves an unfinished record at the end; all records before it are whole, because the
-file is only appended to. This module writes recordings; `core.recording` reads them.
+that is killed leaves an unfinished record at the end. All records before it are whole, because the
+file is only appended to. `core.recording` reads recordings.
 """
 
 import struct
@@ -76,8 +76,8 @@ _KINDS: Final = {
 }  # fmt: skip
 
 
-ASKING: Final = frozenset((Append, Compact, Repair, SaveState))  # effects with a token
-ANSWERS: Final = frozenset((Stored, Compacted, StoreFailed))
+ASKING: Final = frozenset((Append, Compact, Repair, SaveState))  # storage effects with a token
+ANSWERS: Final = frozenset((Stored, Compacted, StoreFailed))  # their completions
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -152,7 +152,8 @@ class Writer:
         self.waiting_bytes = 0
         self.steps = 0
         self.asked = 0  # storage effects so far
-        self.owed: dict[int, list[tuple[int, Token]]] = {}  # by the identity of the token
+        # Storage effects without a completion, (number, token), by the identity of the token.
+        self.owed: dict[int, list[tuple[int, Token]]] = {}
         self._records = 0
         self._types: dict[type, int] = {}
         self._labels: dict[str, int] = {}

@@ -1,6 +1,6 @@
-"""Reading recordings (`core.record`) back: every record checked, every input rebuilt.
+"""Reads recordings (written by `core.record`): checks every record and rebuilds every input.
 
-A recording may be damaged or come from an untrusted source. Whatever its bytes, reading raises
+A recording may be damaged or come from an untrusted source. Whatever bytes it has, reading raises
 nothing but `PeerError`, and creates values only of the types passed in. An unfinished record at the
 end is not an error: `torn` is its length.
 """
@@ -36,7 +36,7 @@ _DECODERS: Final[dict[int, Any]] = {k: msgspec.msgpack.Decoder(t) for k, t in _M
 
 
 class Recording:
-    """One recording, read from its bytes. What it yields refers to them: do not reuse the buffer.
+    """One recording, read from its bytes. Yielded items refer to the buffer: do not reuse it.
 
     `types` are the types that the recording may name, by `core.canon.name_of`.
     """
@@ -111,7 +111,7 @@ class Recording:
                 raise PeerError(f"{self._place}: a second header")
 
     def _next(self) -> tuple[int, memoryview, memoryview] | None:
-        """Kind, meta and frames of the next record; None at the end, or where it is torn."""
+        """Kind, meta and frames of the next record; None at the end, or if it is unfinished."""
         view, at = self._view, self._at
         left = len(view) - at
         self._place = f"record {self._number} at byte {at:,}"

@@ -1,7 +1,9 @@
-"""The interface of a layer that keeps replicated logs: commands down, events up.
+"""The interface of a layer that keeps replicated logs: the commands it takes, the events it emits.
 
-`protocols.chain` implements it. The layer above (the stream service) uses only these types, so the
-two protocols never import each other.
+`protocols.chain` implements it: the replicas of a region form a chain from a *head*, which appends,
+to a *tail*. Positions that all replicas have stored are *committed*. Each configuration of the
+chain is numbered, as an *epoch*. The layer above (the stream service) uses only these types, so the
+two protocols never import each other. R1 to R10 are rules of the pages in docs/protocols.
 """
 
 from typing import Any
@@ -42,8 +44,8 @@ __all__ = [
 class Submit(Input):
     """Append a publisher's batch exactly once; only the head accepts.
 
-    `refuse`, if not empty, is the layer above's reason to refuse a new batch. A retry of a batch
-    that was accepted before is still answered with its position.
+    If the layer above sets `refuse`, a new batch is refused for that reason. A retry of a batch
+    that was accepted before is answered with its position all the same.
     """
 
     log: LogId
@@ -60,14 +62,15 @@ class AppendAt(Input):
 
 
 class AppendOwn(Input):
-    """Append a batch that this head has made itself."""
+    """Append a batch that the head of this chain has made itself."""
 
     log: LogId
     batch: Batch
 
 
 class CompactLog(Input):
-    """Rewrite [lo, hi) of the log, which is committed, without void positions; then Rewritten."""
+    """Rewrite [lo, hi) of the log, which must be committed, without void positions. Answered by
+    Rewritten."""
 
     log: LogId
     lo: int
@@ -85,46 +88,51 @@ class AskPublishers(Input):
 
 
 class TakePublishers(Input):
-    """Which batches of which publishers are in `log` below `end`, according to another region."""
+    """Merge what another region knows: which batches of which publishers are in `log` below
+    `end`."""
 
     log: LogId
     end: int
     data: bytes
     # Publishers created before this time and absent from `data` are treated as expired.
     horizon_ns: int = 0
-    known_too: bool = False  # so are those in `data`: they may have had more accepted since
+    # Also treat publishers in `data` as expired: the region may have accepted more from them.
+    known_too: bool = False
 
 
 class Refound(Input):
     """The operator decides that no member of the chain will return: continue from this replica.
 
-    What only the others had is lost. Choose the replica with the longest log. A single replica
-    whose disk has lost its newest changes continues with what it has.
+    Data that only the other members had is lost, so the operator should choose the replica with the
+    longest log. A single replica whose disk has lost its newest changes continues with what it has.
     """
 
 
 class Recovered(Input):
-    """The layer above has recovered from other regions what an unclean chain had lost (R8)."""
+    """The layer above has recovered from other regions what this chain had lost (R8); the chain is
+    clean again."""
 
 
 class RolledBack(Input):
-    """Other nodes have seen a higher serial number, `serial`, of this disk: it is an older copy."""
+    """Other nodes have seen the higher serial number `serial` of this disk (see Counted). So the
+    disk is now an older copy of itself."""
 
     disk: bytes
     serial: int
 
 
 class Overtaken(Input):
-    """Other nodes know a later epoch of this chain: the configuration service has lost it, and so
-    has this replica."""
+    """Other nodes know a later epoch of this chain than this replica and the configuration service:
+    both have lost it."""
 
     epoch: int
 
 
 class Abandon(Input):
-    """Truncate `log` at `end`, even below the committed position; then Truncated.
+    """Truncate `log` at `end`, even below the committed position. Answered by Truncated.
 
-    Only the head may ask for it, when another history of the same positions is kept instead.
+    Only the head's layer above may give this command, when another history of the same positions
+    (from another region) is kept instead.
     """
 
     log: LogId
@@ -135,13 +143,15 @@ class Abandon(Input):
 
 
 class Submitted(msgspec.Struct, gc=False):
+    """The batch of a Submit is committed."""
+
     token: Any
     seq: int  # position of the batch's first event
 
 
 class Refused(msgspec.Struct, gc=False):
-    """why: not-head, too-few-replicas, busy, out-of-order, mismatch, expired, or Submit's
-    `refuse`."""
+    """A Submit was refused. `why` is not-head, too-few-replicas, busy, out-of-order, mismatch,
+    expired, or the `refuse` of the Submit."""
 
     token: Any
     why: str
@@ -149,11 +159,15 @@ class Refused(msgspec.Struct, gc=False):
 
 
 class Appended(msgspec.Struct, gc=False):
+    """`end` is the first position of the log that is not appended here yet."""
+
     log: LogId
     end: int
 
 
 class Committed(msgspec.Struct, gc=False):
+    """`end` is the first position of the log that is not committed."""
+
     log: LogId
     end: int
 
@@ -175,10 +189,11 @@ class Rewritten(msgspec.Struct, gc=False):
 
 
 class Counted(msgspec.Struct, gc=False):
-    """The serial number saved on this disk. It rises with every start and while logs grow."""
+    """The serial number saved on this disk. It rises with every start and while logs grow. A disk
+    that starts with a number which others have seen before is an older copy of itself."""
 
     disk: bytes  # the identity of the disk; a new, empty disk gets another one
-    life: bytes  # random, of this start
+    life: bytes  # random, drawn at each start
     start: int  # the serial number at this start
     serial: int
 
@@ -199,10 +214,12 @@ class Truncated(msgspec.Struct, gc=False):
 
 
 class RoleChanged(msgspec.Struct, gc=False):
+    """This replica has a new configuration of the chain, or another part in it."""
+
     epoch: int
     members: tuple[str, ...]
     head: bool
-    tail: bool  # serving as the tail: a new tail waits for the old one's token
-    clean: bool  # false: this chain lost its logs and must rebuild them from its peers (R8)
+    tail: bool  # serves as the tail (a new tail does so once the old tail has handed over)
+    clean: bool  # false: the chain has lost events and must recover them from other regions (R8)
     lost_epoch: int = 0  # if not clean: the first epoch after the loss
-    distrusted: bool = False  # if not clean: part of the logs is here, their ends may be missing
+    distrusted: bool = False  # if not clean: this disk has part of the logs, maybe not their ends

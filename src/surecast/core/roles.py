@@ -1,8 +1,9 @@
-"""Roles: the server side of a protocol, as its row of the registry gives it.
+"""Roles: the interface through which a protocol adds its server side to a region's replica.
 
 A region's replica is a composition of layers (`core.compose`). A *role* is what one protocol adds
 to it: a section of the configuration, one or more layers, and an observer that reports their state.
-The server, the simulator and the tests build a replica from roles and name no protocol.
+`registry.py` lists the roles. The server, the simulator and the tests build a replica from these
+roles and name no protocol.
 """
 
 from collections import Counter
@@ -35,14 +36,14 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """What the layers of a role are made with."""
+    """The arguments with which a role makes its layers."""
 
     disk: Callable[[str], Disk]  # the part of the node's disk that a layer may read
     rng: Random
     counters: Counter[str] | None
     kinds: Mapping[str, type[Any]]  # the class of each layer; tests replace some
-    deliveries: Mapping[str, str]  # delivery → the layer that is its server side
-    made: dict[str, Layer]  # the layers below
+    deliveries: Mapping[str, str]  # delivery → the name of the layer that is its server side
+    made: dict[str, Layer]  # the layers below, which exist already
 
     @property
     def service(self) -> Streams:
@@ -52,15 +53,15 @@ class Kit:
 
 
 class Code(NamedTuple):
-    """A kind of alarm."""
+    """A kind of alarm, as it is documented."""
 
     means: str
-    todo: str
-    blocks: bool = False  # clients should use another server
+    todo: str  # what the operator should do
+    blocks: bool = False  # during the alarm, clients should use another server
 
 
 class Metric(NamedTuple):
-    """One value for Prometheus; those of one name have the same labels."""
+    """One value for Prometheus. All values of one name must have the same labels."""
 
     name: str  # without the prefix "surecast_"
     help: str
@@ -79,7 +80,7 @@ class Observer(Protocol):
         """Yields the current alarms: a code, and what it concerns."""
 
     def status(self, layers: Layers) -> Mapping[str, Any]:
-        """What `surecast status` shows of the role; may be empty.
+        """What `surecast status` shows about the role; may be empty.
 
         The server has fields of its own for these keys: `chain` (a `core.status.ChainStatus`),
         `regions` (a list of `core.status.RegionStatus`), `subscriptions` (a list of
@@ -88,12 +89,12 @@ class Observer(Protocol):
         """
 
     def stream(self, layers: Layers, stream: LogId) -> Mapping[str, Any]:
-        """What `surecast status` shows of one stream. The role of a delivery is called only for
+        """What `surecast status` shows about one stream. The role of a delivery is called only for
         streams of that delivery.
 
-        If several roles return the same key, `subscribers` are added, `regions` (region → end) are
-        joined, and `recovering` is true if any is true. `kept_bytes`, `rate` and `source` are
-        fields of `server.status.StreamStatus`; other keys are shown as `details`.
+        If several roles return the same key, their `subscribers` are added, their `regions` (region
+        → end) are joined, and `recovering` is true if one of them is true. `kept_bytes`, `rate` and
+        `source` are fields of `server.status.StreamStatus`; other keys are shown as `details`.
         """
 
     def metrics(self, layers: Layers) -> Iterator[Metric]:

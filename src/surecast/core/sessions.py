@@ -1,26 +1,27 @@
 """The states of a session with a peer, and every transition between them, as data.
 
-Theory of operation. A session is one node's end of the connection to one peer; `core.types` says
-what machines may rely on. Both drivers implement it: the runtime with TCP connections, the
-simulator with entries of its agenda. They share this table. Each derives the state from its own
+A session is one node's end of the connection to one peer. `core.types` defines what machines may
+expect of a session. Both drivers implement sessions: the runtime with TCP connections, the
+simulator with scheduled events. They share this table. Each driver derives the state from its own
 fields in one place (`runtime.session.Session.phase`, `sim.session.End.phase`).
 
-A session begins PAUSED. If the attempt of the session before it failed, it waits in PAUSED until
-the pause is over. Then the node is DIALLING. Once it has a TCP connection it is GREETING: it has
-sent its Hello and waits for the peer's. The peer's Hello makes the session UP. The node that was
-dialled is ANSWERING from the dialler's Hello until the dialler's next frame, which shows that the
-dialler has received the answer. So a session is never UP with a peer that receives nothing. In the
+A session begins PAUSED. If the attempt to open the previous session failed, the new one waits in
+PAUSED for some time. Then the node is DIALLING. Once it has a TCP connection it is GREETING: it has
+sent its Hello and waits for the peer's Hello, which makes the session UP. The node that was dialled
+is ANSWERING from the dialler's Hello until the dialler's next frame, which shows that the dialler
+has received the answer. So a session is never UP with a peer that receives nothing. In the
 simulator the handshake is one event, so there is no GREETING, and the far end is ANSWERING as soon
 as the near end begins.
 
-Both sides may open at once. In the runtime there are then two connections, one opened by each node.
-The one opened by the node with the smaller name counts: the other node drops its own attempt and
-takes it (DIALLING or GREETING → ANSWERING). In the simulator the second node joins the attempt of
-the first.
+Both nodes may open a session at the same time. In the runtime there are then two connections, one
+opened by each node. The connection that was opened by the node with the smaller name is used: the
+other node drops its own attempt and takes this connection (DIALLING or GREETING → ANSWERING). In
+the simulator the second node joins the attempt of the first.
 
-A session that the machine closes is CLOSING until both sides have sent Bye. What is sent meanwhile
-belongs to the next session. A session whose queue overflows is BREAKING for the rest of the pass:
-the machine gets PeerDown in the next pass. ENDED is final: a later session is a new one.
+A session that the machine closes is CLOSING until both sides have sent Bye. Messages that are sent
+meanwhile belong to the next session. A session whose queue overflows is BREAKING for the rest of
+the pass (the inputs that the driver is processing now): the machine gets PeerDown in the next pass.
+ENDED is final: a later session with the peer is a new one.
 """
 
 from enum import Enum
@@ -71,12 +72,12 @@ OVERFLOW: Final = "overflow"
 FAILED: Final = "failed"
 STOPPED: Final = "stopped"
 # Why a session has ended, besides FAILED and STOPPED.
-CLOSED: Final = "closed"  # in order, by Bye
+CLOSED: Final = "closed"  # in the regular way, by Bye
 LOST: Final = "lost"  # the connection broke
-SILENT: Final = "silent"
+SILENT: Final = "silent"  # nothing was received for too long
 REFUSED: Final = "refused"  # one of the two has sent a reason: a bad frame, for instance
 FULL: Final = "full"  # the peer did not read what was sent to it
-REPLACED: Final = "replaced"  # the peer opened another one
+REPLACED: Final = "replaced"  # the peer opened another session
 
 PAUSED: Final = SessionState.PAUSED
 DIALLING: Final = SessionState.DIALLING
@@ -141,7 +142,7 @@ _JOINS = "In the simulator a node joins its peer's attempt and makes no connecti
 _NO_BOUND = "Simulated queues have no upper bound: a session is congested, but never broken."
 _NO_BAD_FRAMES = "Simulated nodes send messages, not bytes: there are no bad frames to refuse."
 
-# Rows that the simulator does not have.
+# Rows that do not occur in simulations, with the reason.
 NOT_SIMULATED: dict[Row, str] = {
     (PAUSED, ACCEPTED, ANSWERING): _JOINS,
     (PAUSED, FAILED, ENDED): "Every simulated node has an address.",
@@ -174,7 +175,7 @@ NOT_SIMULATED: dict[Row, str] = {
 
 _ATTEMPTS_FAIL = "Over sockets an attempt that is reset counts as failed, or is made again."
 
-# Rows that the runtime does not have.
+# Rows that do not occur in the runtime, with the reason.
 NOT_ON_SOCKETS: dict[Row, str] = {
     (PAUSED, LOST, ENDED): "Over sockets nothing is connected before the attempt begins.",
     (DIALLING, HELLO, UP): "Over sockets the session is GREETING when the Hello arrives.",

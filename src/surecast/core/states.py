@@ -1,4 +1,4 @@
-"""State tables: the states of a machine, and which inputs may change which state into which.
+"""State tables: the states of a machine, and which inputs lead from one state to another.
 
 A machine with state tables has four additional members:
 
@@ -7,13 +7,14 @@ A machine with state tables has four additional members:
     input_name(inp)   the name of an input in its tables
     validate()        asserts the invariants of its fields
 
-A table lists changes of state only: every input may also leave a state as it is.
+A table lists only changes of state: every input may also leave a state as it is.
 
-Checking costs nothing in production, because nothing there calls these methods. The simulator wraps
-the steps of machines (`watched`). After each step it looks up the change of state in the table and
+In production nothing calls these methods, so the checks cost nothing there. The simulator wraps the
+steps of machines (`watched`). After each step it looks up the change of state in the table and
 calls `validate`. A change that the table does not list is an assertion error.
 
-`StateTable.unmet` lists the rows that no run is expected to show, with the reason.
+The simulator also counts which rows of a table have occurred. `StateTable.unmet` lists the rows
+that are not expected to occur in any simulation, with the reason.
 """
 
 from collections import Counter
@@ -39,7 +40,7 @@ class StateTable(msgspec.Struct, frozen=True):
     initial: Any
     transitions: Transitions
     inputs: Mapping[str, str]  # the inputs that change states → a description
-    unmet: Mapping[Row, str] = {}  # rows that runs are not expected to show → the reason
+    unmet: Mapping[Row, str] = {}  # rows that are not expected to occur → the reason
 
     def rows(self) -> Iterator[Row]:
         """All transitions, in the order of the table and of the states."""
@@ -53,12 +54,12 @@ class StateTable(msgspec.Struct, frozen=True):
         return f"{self.name}: {before.name}, {inp} → {after.name}"
 
     def labels(self) -> dict[str, str]:
-        """The label of every row → the reason why runs are not expected to show it, or ""."""
+        """The label of every row → the reason why it is not expected to occur, or ""."""
         return {self.label(row): self.unmet.get(row, "") for row in self.rows()}
 
 
 class Moves:
-    """Checks changes of state against a table and counts the rows that were met."""
+    """Checks changes of state against a table and counts the rows that occurred, in `met`."""
 
     __slots__ = ("met", "table")
 

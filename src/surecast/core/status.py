@@ -1,4 +1,4 @@
-"""The forms in which observers of roles (`core.roles`) report status, for any protocol."""
+"""The structs in which observers of roles (`core.roles`) report status, for any protocol."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ChainStatus(msgspec.Struct):
-    """The region's chain, as this replica knows it. Epoch 0: the chain does not exist yet."""
+    """The chain of replicas of this region, as this replica knows it.
+
+    `epoch` is the number of the configuration. In epoch 0 the chain does not exist yet."""
 
     epoch: int
     members: list[str]
@@ -30,7 +32,7 @@ class ChainStatus(msgspec.Struct):
     writable_min: int
     pending_bytes: int  # appended and not on disk yet
     unanswered: int  # publishes accepted and not acknowledged yet
-    clean: bool  # the chain has everything that it acknowledged
+    clean: bool  # false: the chain has lost events that it had acknowledged, and recovers them
     damage: str  # what this replica's disk has lost; "": nothing
 
     @property
@@ -51,8 +53,8 @@ class RegionStatus(msgspec.Struct):
     epoch: int
     head: str
     tail: str
-    same_owners: bool
-    replicas: dict[str, str] = {}  # this and `http` as configured
+    same_owners: bool  # its table of stream owners equals that of this region
+    replicas: dict[str, str] = {}  # name → address, as configured here; the same for `http`
     http: dict[str, str] = {}
 
 
@@ -72,7 +74,7 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
     name: str
     connected: bool | None  # a client reads under this name; None: not known (only the head knows)
     pattern: (
-        bool  # it has read by a pattern: new streams that match are read from their first event
+        bool  # it was used with a pattern: new streams that match are read from their first event
     )
     lag: int  # of all streams
     moved: datetime | None  # when one of its positions was last saved
@@ -80,7 +82,7 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
 
 
 def subscription_infos(states: Iterable[CursorState]) -> list[SubscriptionInfo]:
-    """Named subscriptions, sorted by name. `states` may contain several parts of one."""
+    """Named subscriptions, sorted by name. `states` may contain a subscription in several parts."""
     parts: dict[str, list[CursorState]] = {}
     for state in states:
         parts.setdefault(state.name, []).append(state)

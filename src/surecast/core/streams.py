@@ -1,16 +1,18 @@
-"""The interface of the stream service: events to layers above it, their commands, and calls.
+"""The interface of the stream service: its events, the commands it takes, and direct calls.
 
-`protocols.streams` provides it. The layers above are the server sides of *deliveries* (how events
-reach readers: Sprinkler between regions), named subscriptions and queries. They use these types and
+`protocols.streams` provides this interface to the layers above it at a region's replica: the server
+sides of *deliveries* (protocols that bring events to readers, such as Sprinkler, which works
+between regions), named subscriptions (*cursors*) and queries. These layers use these types and
 never import each other.
 
 The service keeps the directory of streams, accepts publishes to streams that its region owns, and
-shows committed events. It *hands* publishes to streams of other regions, and requests to create a
-stream, to the server side of the delivery (`Handed`).
+*shows* committed events to readers: the end that it shows may be lower than the committed end. If
+a publish is for a stream of another region, or a client requests a new stream, the service passes
+the message to the server side of the stream's delivery (`Handed`).
 
-It also takes these commands of `core.replicated` and passes them down: AppendAt, AppendOwn,
-AskPublishers, TakePublishers, Abandon, Recovered, RolledBack, Overtaken. It passes up the events
-RoleChanged, Counted and PublishersAre.
+The service also takes these commands of `core.replicated` and passes them down to the chain:
+AppendAt, AppendOwn, AskPublishers, TakePublishers, Abandon, Recovered, RolledBack, Overtaken. It
+passes up the chain's events RoleChanged, Counted and PublishersAre.
 """
 
 from collections.abc import Mapping
@@ -59,7 +61,8 @@ DEFAULT_DELIVERY: Final = "broadcast"
 
 
 class StreamSpec(msgspec.Struct, gc=False, array_like=True, frozen=True):
-    """What a stream is opened with. A field left out has the stream's own value, or the default."""
+    """The properties with which a client opens a stream. A field that is left out has the value of
+    the existing stream, or the default for a new one."""
 
     retention: Policy | None = None
     delivery: str = ""
@@ -68,7 +71,7 @@ class StreamSpec(msgspec.Struct, gc=False, array_like=True, frozen=True):
 
 
 class StreamInfo(msgspec.Struct, gc=False, array_like=True, frozen=True):
-    """An entry of the directory. Fixed when the stream is created."""
+    """An entry of the directory of streams. It is fixed when the stream is created."""
 
     stream_id: bytes
     name: str
@@ -106,8 +109,9 @@ class CursorState(msgspec.Struct, gc=False, array_like=True, frozen=True):
 class StreamAdded(msgspec.Struct, gc=False):
     """A stream was added to the directory. Goes to all layers above, whatever its delivery.
 
-    `made_epoch` is the epoch of this region's chain in which it was created here, 0 if it was
-    learned from another region; `made_now`: created by this head, since its last start.
+    `made_epoch` is the epoch of this region's chain in which the stream was created here, or 0 if
+    another region created it. `made_now`: this replica, as the head, has created the stream since
+    its last start.
     """
 
     info: StreamInfo
@@ -127,8 +131,8 @@ class StreamDeleted(msgspec.Struct, gc=False):
 
 
 class StreamsMoved(msgspec.Struct, gc=False):
-    """At the end of a pass: the shown ends of these streams changed. Goes to layers that
-    `Attend`."""
+    """The shown ends of these streams have changed. Emitted at the end of a pass, to layers that
+    requested it with `Attend`."""
 
     streams: tuple[LogId, ...]
 
@@ -141,21 +145,23 @@ class LogMoved(msgspec.Struct, gc=False):
 
 
 class TakenBack(msgspec.Struct, gc=False):
-    """Positions from `end` on, which were committed, are given up. If `log` is DIRECTORY, all
-    streams are."""
+    """Committed positions of `log`, from `end` on, were given up (`core.replicated.Abandon`). If
+    `log` is DIRECTORY, all streams were given up."""
 
     log: LogId
     end: int
 
 
 class Handed(msgspec.Struct, gc=False):
-    """`peer` sent `message`, which the service leaves to the stream's delivery.
+    """`peer` sent `message`, which the layer of the stream's delivery must handle.
 
-    publish: to a stream that another region owns. It has `stream` and `batch`.
-    create: the delivery decides where the stream is created. It has `name`. The layer answers with
-    Create, Await or Refuse.
-    ack, nack: an owner's answer to a publish. They have `stream`, `publisher`, `pub_no` and `why`.
-    opened: an owner's answer to a create. It has `name`, `info`, `why` and `head`.
+    `what` is the kind of the message:
+    publish: to a stream that another region owns. The message has `stream` and `batch`.
+    create: the delivery decides where the stream is created. The message has `name`. The layer
+    answers with Create, Await or Refuse.
+    ack, nack: the owner's answer to a publish. The message has `stream`, `publisher`, `pub_no` and
+    `why`.
+    opened: the owner's answer to a create. The message has `name`, `info`, `why` and `head`.
     """
 
     what: Literal["publish", "create", "ack", "nack", "opened"]
@@ -167,15 +173,16 @@ class Handed(msgspec.Struct, gc=False):
 
 
 class Adopt(Input):
-    """Add a stream to the directory: another region's, or (`made`) one that is created here now."""
+    """Add a stream to the directory: a stream of another region or, if `made`, a stream that is
+    created here now."""
 
     info: StreamInfo
     made: bool = False
 
 
 class Attend(Input):
-    """Send StreamsMoved of its delivery's streams to the layer called `layer` from now on, or (`on`
-    false) no longer. Each event costs a step, so layers without readers switch it off."""
+    """Start (`on`) or stop sending StreamsMoved to the layer named `layer`, for the streams of its
+    delivery. Each event costs a step, so layers without readers switch it off."""
 
     layer: str
     on: bool
@@ -189,14 +196,15 @@ class Create(Input):
 
 
 class Await(Input):
-    """The stream that `peer` requested is created elsewhere: answer when it is in the directory."""
+    """The stream that `peer` requested is created elsewhere. Answer `peer` when the stream is in
+    the directory."""
 
     peer: Peer
     message: Any
 
 
 class Refuse(Input):
-    """Answer `peer` that its message (Handed, publish or create) is refused, and why."""
+    """Answer `peer` that its publish or create (Handed) is refused, with the reason `why`."""
 
     peer: Peer
     message: Any
@@ -204,7 +212,8 @@ class Refuse(Input):
 
 
 class Settle(Input):
-    """The stream will not be created: send the reason to all peers that wait for it."""
+    """The stream named `name` will not be created: send the reason to all peers that wait for
+    it."""
 
     name: str
     why: str
@@ -218,23 +227,26 @@ class Suspend(Input):
 
 
 class Resume(Input):
+    """End a Suspend."""
+
     stream: LogId
 
 
 class Limit(Input):
-    """Show nothing of the stream from `end` on, until the next Limit; None: no limit any more."""
+    """Show readers nothing of the stream from `end` on, until the next Limit. None removes the
+    limit."""
 
     stream: LogId
     end: int | None
 
 
 class Forfeit(Input):
-    """Positions [lo, hi) of the stream cannot be read here, and no other node has them any more.
+    """Report positions [lo, hi) of the stream as lost: no node that can be asked has them any more.
 
-    Range reads then report them as lost and continue behind them. Only those of the positions that
-    are in a hole count as lost, and only as long as they are: what can be read is never lost. The
-    service does not keep this on disk: a layer that knows of a loss gives the command at each
-    start, when it gets StreamAdded. Giving it again changes nothing but `why`.
+    Range reads then report these positions as lost and continue after them. A position counts as
+    lost only while it is in a hole of this replica's log: a position that can be read is never
+    lost. The service does not store this on disk. So a layer that knows of a loss gives the command
+    at each start, when it gets StreamAdded. Giving it again changes only `why`.
     """
 
     stream: LogId
@@ -244,7 +256,8 @@ class Forfeit(Input):
 
 
 class ForceNewStream(Input):
-    """The operator gives up a history that cannot be recovered: the name gets a new stream."""
+    """The operator gives up the history of a stream, which cannot be recovered: create a new stream
+    of the same name."""
 
     name: str
 
@@ -268,19 +281,19 @@ class StreamState(Protocol):
 
     @property
     def whole(self) -> int:
-        """The first position that is missing here."""
+        """The end of what this replica has without a gap: `hole` if there is one, else `end`."""
 
     @property
     def committed(self) -> int:
-        """The first position that is not committed, or not shown to readers yet."""
+        """The first position that is not committed, or is not shown to readers yet."""
 
     @property
     def index(self) -> RetentionIndex:
-        """Its void positions; `committed` may be ahead of it."""
+        """The void positions of the stream. Not all committed positions may be indexed yet."""
 
     @property
     def quarantined(self) -> str:
-        """Why its log cannot be indexed beyond `index.end`; empty if it can."""
+        """Why the log cannot be indexed beyond `index.end`; empty if it can."""
 
 
 class Streams(Protocol):
@@ -299,8 +312,8 @@ class Streams(Protocol):
         """Whether a stream is in the directory and marked as deleted."""
 
     def end_event(self, stream: LogId) -> list[Batch]:
-        """The End event of a deleted stream, if it is shown to readers; else empty. For readers
-        that begin after it."""
+        """The End event of a deleted stream, if it is shown to readers; else empty. It is sent to
+        readers that begin after it."""
 
     def committed_end(self, log: LogId) -> int:
         """The committed end of a log, whether or not all of it can be shown."""
@@ -312,9 +325,10 @@ class Streams(Protocol):
         """The end of a stream as readers see it; 0 if the stream is not known."""
 
     def readable_end(self, stream: LogId) -> int:
-        """The end for range reads: `shown_end`, or further if a hole was forfeited.
+        """The end for range reads: `shown_end`, or a higher end if a hole was declared lost
+        (Forfeit).
 
-        Retention has not indexed what is behind such a hole: events there are read as published.
+        Retention has not indexed events after such a hole: they are read as they were published.
         """
 
     def lost_at(self, stream: LogId, seq: int) -> tuple[int, str] | None:
@@ -324,7 +338,7 @@ class Streams(Protocol):
         """The next batches of a known stream from `lo` on (up to `hi`), as a reader should get
         them.
 
-        Empty if retention must index the piece first and cannot.
+        Empty if these positions must be indexed by retention first, and cannot be.
         """
 
     def voids(self, stream: LogId, lo: int, hi: int, count_max: int) -> tuple[list[Batch], int]:

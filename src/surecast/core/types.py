@@ -1,24 +1,28 @@
-"""The vocabulary between a machine and its driver: inputs in, effects out.
+"""The interface between a machine and its driver: the inputs and effects, and their guarantees.
 
-A machine never does IO, never reads a clock and never draws its own randomness. A driver (the
-simulator or the asyncio runtime) calls `machine.step(now_ns, input)` and performs the effects it
-returns, in order. All inputs and effects are `msgspec.Struct(gc=False)`: cheap to make, and never
-changed once made.
+A machine (a protocol state machine) never does IO, never reads a clock and never draws its own
+randomness. A driver (the simulator or the asyncio runtime) calls `machine.step(now_ns, input)` and
+performs the effects it returns, in order. All inputs and effects are `msgspec.Struct(gc=False)`,
+which are cheap to make. They are never changed once made.
 
-Channels. `Send(..., reliable=True)` uses the FIFO session between two nodes. The driver opens it
-on the first send (or on a peer's first send), and both ends get `PeerUp`. While it is up, messages
-arrive once and in order. When it breaks, both ends get `PeerDown`; a message that was on its way
-may or may not have arrived. A later send opens a new session, with a new `PeerUp`. A send to a peer
-that cannot be reached yields `PeerDown`. `reliable=False` is a datagram: it may be lost, duplicated
-or reordered.
+Channels. `Send(..., reliable=True)` uses the *session* between two nodes, a FIFO channel. The
+driver opens a session when one of the nodes first sends to the other, and both ends get `PeerUp`.
+While the session is up, messages arrive once and in order. When it breaks, both ends get
+`PeerDown`; a message that was on its way may or may not have arrived. A later send opens a new
+session, with a new `PeerUp`. A send to a peer that cannot be reached yields `PeerDown`. With
+`reliable=False` the message is a datagram: it may be lost, duplicated or reordered.
 
-Back-pressure. When a session's queue passes its high-water mark the machine gets `Congested(peer)`;
-when the queue has drained, `Writable(peer)`. Machines stop streaming in between; messages that they
-send in spite of it are still queued.
+Back-pressure. When a session's queue exceeds its high-water mark, the machine gets
+`Congested(peer)`; when the queue has drained, `Writable(peer)`. Between the two, machines should
+stop sending streams of events; messages that they send nevertheless are still queued.
 
-Storage. `Append` extends a log; `Stored(token)` comes when it is on disk, in the order of the
-appends. Reads are calls on the injected `Disk`, which shows everything appended so far, synced or
-not. A message that must wait for the disk is sent on `Stored`.
+Storage. `Append` extends a log; `Stored(token)` is delivered when the batches are on disk, in the
+order of the appends. Reads are calls on the injected `Disk`, which shows everything appended so
+far, synced or not. If a message must not be sent before data is on disk, the machine sends it when
+it gets `Stored`.
+
+Passes. A driver processes all inputs that are waiting, then sends all messages with one write per
+peer. This is a *pass*. `AtEndOfPass` lets a machine do work once for all inputs of a pass.
 
 Damage. A driver that opens a disk checks all of it. Positions that cannot be read become *holes* of
 their log. If the newest changes may be missing (a truncated journal, a lost manifest) the disk has
@@ -36,16 +40,17 @@ from surecast.columns.batch import Batch
 
 Peer = str  # a node's name; the driver knows its address
 LogId = bytes  # 16 bytes; a stream's id is the id of its log
-Token = Any  # hashable; identifies a storage effect in its completion
+Token = Any  # hashable; a storage effect has one, and its completion (Stored, ...) repeats it
 TimerKey = Any  # hashable
 
-DAMAGE = "damage"  # the state that exists if this disk has lost its newest changes; says why
+DAMAGE = "damage"  # the name of the state that exists if this disk may lack its newest changes
 
 US = 1_000
 MS = 1_000_000
 SECOND = 1_000_000_000
 
-OWNER = "owner"  # of a node: gets the events that no layer takes; not allowed as a layer's name
+# The program that runs a node: it gets the events of the highest layers. No layer has this name.
+OWNER = "owner"
 
 
 class Message(msgspec.Struct, gc=False, array_like=True, tag=True):
@@ -85,8 +90,8 @@ def protocols_of(kinds: Iterable[type[Message]]) -> tuple[str, ...]:
 class Enclosed:
     """A message inside a message: a field of type `Enclosed` may hold any message of the codec.
 
-    (A field may also be `tuple[Enclosed, ...]` or `Enclosed | None`.) An enclosed message encloses
-    no other one. Like messages these are never changed once made.
+    A field may also be of type `tuple[Enclosed, ...]` or `Enclosed | None`. An enclosed message
+    must not enclose another one. Like messages, these objects are never changed once made.
     """
 
     __slots__ = ("message",)
@@ -137,16 +142,16 @@ class TimerFired(Input):
 
 
 class EndOfPass(Input):
-    """Answers `AtEndOfPass`: all inputs that were waiting have been processed."""
+    """Answers `AtEndOfPass`: all inputs of this pass have been processed."""
 
     key: TimerKey
 
 
 class PeerUp(Input):
-    """`speaks` are the protocols that the peer lists; messages of other protocols to it are
-    dropped.
+    """A session with `peer` is established.
 
-    Empty: the peer has sent no list, and nothing is dropped.
+    `speaks` are the protocols that the peer supports; messages of other protocols to it are
+    dropped. If it is empty, the peer has sent no list, and nothing is dropped.
     """
 
     peer: Peer
@@ -172,10 +177,12 @@ class Stored(Input):
 
 
 class StoreFailed(Input):
-    """The storage effect with this token was not written, nor any later one to the same log."""
+    """The storage effect with this token was not written. Neither was any later effect for the same
+    log that was returned before this input."""
 
     token: Token
-    reason: str  # "full" | "io", or of a compaction "truncated": a truncate has cut into it
+    # "full" or "io". For a compaction also "truncated": its positions were truncated meanwhile.
+    reason: str
 
 
 class Compacted(Input):
@@ -191,7 +198,7 @@ class FromBelow(Input):
 
 
 class Command(Input):
-    """An input of the owner for the layer called `to` of a composed machine (`core.compose`)."""
+    """An input from the owner, for the layer named `to` of a composed machine (`core.compose`)."""
 
     to: str
     input: Any
@@ -213,7 +220,7 @@ class Close(Effect):
 
 
 class SetTimer(Effect):
-    """Fire once at `at_ns`; setting a key again replaces it."""
+    """Request one `TimerFired(key)` at `at_ns`. Setting a timer again replaces its time."""
 
     key: TimerKey
     at_ns: int
@@ -224,7 +231,7 @@ class CancelTimer(Effect):
 
 
 class AtEndOfPass(Effect):
-    """Pass `EndOfPass(key)` once, when all inputs that are waiting now have been processed.
+    """Request one `EndOfPass(key)` after all inputs of the current pass.
 
     For work that several inputs share, such as one message about all of them.
     """
@@ -233,16 +240,17 @@ class AtEndOfPass(Effect):
 
 
 class Append(Effect):
-    """Add `batches`, contiguous from the log's end, to `log`; answered by Stored or StoreFailed."""
+    """Append `batches`, which start at the end of `log`. Answered by Stored or StoreFailed."""
 
     log: LogId
     batches: tuple[Batch, ...]
     token: Token
-    scope: int = 0  # here and below: the layer that writes (`core.compose`)
+    scope: int = 0  # the layer that writes (`core.compose`), here and in the effects below
 
 
 class Truncate(Effect):
-    """Drop every position of `log` at or above `end`; ordered with the appends around it."""
+    """Remove every position of `log` at or above `end`. Truncates and appends take effect in the
+    order in which they were returned."""
 
     log: LogId
     end: int
@@ -253,8 +261,8 @@ class Compact(Effect):
     """Rewrite [lo, hi) of `log` without void positions, joining small batches
     (`columns.compaction`).
 
-    Answered by Compacted or StoreFailed. What the log shows changes together with Compacted, not
-    before. `voids` are interval sets of [lo, hi) as bytes (`columns.compaction.encode_voids`).
+    Answered by Compacted or StoreFailed. Reads show the result from Compacted on, not before.
+    `voids` are interval sets of [lo, hi) as bytes (`columns.compaction.encode_voids`).
     """
 
     log: LogId
@@ -267,10 +275,10 @@ class Compact(Effect):
 
 
 class Repair(Effect):
-    """Fill holes of `log` with `batches`; answered by Stored or StoreFailed.
+    """Fill holes of `log` with `batches`. Answered by Stored or StoreFailed.
 
     Every position of `batches` lies in a hole (`Disk.holes`). As with an append, reads show the
-    result at once.
+    result immediately.
     """
 
     log: LogId
@@ -280,7 +288,8 @@ class Repair(Effect):
 
 
 class SaveState(Effect):
-    """Atomically replace the small state kept under `name`; answered by Stored or StoreFailed."""
+    """Atomically replace the small state stored under `name`. Answered by Stored or
+    StoreFailed."""
 
     name: str
     data: bytes
@@ -295,9 +304,10 @@ class Deliver(Effect):
 
 
 class Emit(Effect):
-    """An event for the layers above (from the top layer: for the node's owner).
+    """An event for the layers above, or, if there is none, for the node's owner.
 
-    `to` names one of the layers above, or `OWNER`; empty: all layers that take such events.
+    `to` names one of the layers above, or `OWNER`. If it is empty, all layers above that take such
+    events get it.
     """
 
     event: Any
@@ -327,9 +337,10 @@ class Disk(Protocol):
         ...
 
     def read(self, log: LogId, lo: int, hi: int, nbytes_max: int) -> list[Batch]:
-        """The batches of [lo, hi), from lo on, cut at lo and hi; stops once past `nbytes_max`.
+        """The batches of [lo, hi), cut at lo and hi, in order from lo on.
 
-        Stops before a hole; raises StorageError if `lo` itself cannot be read.
+        The result ends when it exceeds `nbytes_max`, or before a hole. Raises StorageError if `lo`
+        itself cannot be read.
         """
         ...
 
@@ -340,8 +351,8 @@ class Disk(Protocol):
     def first_at(self, log: LogId, time_ns: int, lo: int, hi: int) -> int:
         """The first position of [lo, hi) in a batch whose time is not before `time_ns`, else hi.
 
-        A batch that joins several has the time of its last position. So no event at or after
-        `time_ns` is below the result, but earlier events may be above it.
+        A batch that joins several has the time of its last position. So all events below the result
+        are earlier than `time_ns`, but events above it may be earlier, too.
         """
         ...
 

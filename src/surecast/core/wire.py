@@ -1,19 +1,19 @@
-"""Frames: what goes over a connection and into a log, bytes to objects and back.
+"""Frames: the encoding of batches and messages, on connections and in logs.
 
 A frame is a 128-byte header and a body. A *batch frame* carries one `Batch`; its body is the Arrow
 message exactly as the publisher built it, and the same bytes are the log's record. A *control
 frame* carries one `Message` as msgpack, followed by the batches that the message refers to, as
 whole batch frames. A message may enclose other messages (`Enclosed`), which may not enclose any.
-The size of every frame is a multiple of 8, so the bodies in a sequence of frames are as aligned as
-its start. docs/wire.md has the layout, byte by byte.
+The size of every frame is a multiple of 8. So if a sequence of frames starts at an aligned address,
+all bodies in it are aligned, too. docs/wire.md has the layout, byte by byte.
 
 Bodies are never copied: encoding returns a list of buffers to write one after the other; decoding
-returns batches whose bodies are views into the buffer it gets. So that buffer must not be reused.
+returns batches whose bodies are views into the decoded buffer. So that buffer must not be reused.
 
-Whatever the bytes, decoding raises nothing but `PeerError`, and takes memory in proportion to the
-bytes present, not to the lengths they claim. An intact frame whose message has a type that the
-codec does not have raises `UnknownMessage`: the frame can be skipped. Encoding what a peer with the
-same limits would refuse raises `UsageError`.
+Whatever the bytes are, decoding raises nothing but `PeerError`, and allocates memory in proportion
+to the bytes that are present, not to the lengths that a header claims. An intact frame whose
+message has a type that is not known here raises `UnknownMessage`: the caller can skip the frame.
+Encoding a message or batch that a peer with the same limits would refuse raises `UsageError`.
 """
 
 import re
@@ -63,9 +63,9 @@ __all__ = [
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-MAGIC: Final = b"SCF\xf1"  # its last byte is not ASCII: no text protocol opens with it
+MAGIC: Final = b"SCF\xf1"  # the last byte is not ASCII, so no text protocol begins like this
 VERSION: Final = 1
-SPARSE: Final = 1  # flag bit 0: rows < count, the body says which positions the rows have
+SPARSE: Final = 1  # flag bit 0: rows < count, and the body has the position of each row
 
 # magic, version, type, flags, reason, body_len, body_crc, count, control_len, rows, stream_id,
 # publisher, pub_no, seq_first, time_ns, epoch, schema_id, form, reserved; the header's CRC follows.
@@ -78,9 +78,9 @@ _CRC_RESIDUE: Final = 0x2144DF1C  # CRC-32 of anything followed by its own CRC-3
 _UNUSED: Final = (0, bytes(16), bytes(16), 0, 0, 0, 0, 0, 0)  # rows .. form, in a control frame
 # All positions are below this: the key kernel uses four bits of a word for other purposes.
 SEQ_END_MAX: Final = 1 << 59
-_REST_BYTES: Final = 4096  # of a message, without the part that `Codec.check` gets
+_REST_BYTES: Final = 4096  # room for the fields of a message around the part that `check` gets
 # msgpack extension codes:
-_ATTACHMENT: Final = 1  # a batch, by its index behind the message
+_ATTACHMENT: Final = 1  # a batch, by its index among the batches that follow the message
 _ENCLOSED: Final = 2  # an enclosed message as msgpack, its tag first
 
 _KINDS: Final = {
@@ -231,9 +231,9 @@ def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> 
 
 
 def frame_size(buf: Buffer, limits: Limits = DEFAULT_LIMITS) -> int | None:
-    """How many bytes the frame at the start of `buf` has; None until its header is complete.
+    """The size of the frame at the start of `buf`; None as long as its header is not complete.
 
-    Bad frames are refused as early as possible: a wrong magic or version at its first byte, an
+    Bad frames are refused as early as possible: a wrong magic or version when its byte is there, an
     oversized frame before its body is read.
     """
     view = _view(buf)
@@ -355,7 +355,7 @@ def _bad_crc(part: str, actual: int, stated: int) -> str:
 
 
 def _view(buf: Buffer) -> memoryview:
-    view = memoryview(buf).toreadonly()  # batches are immutable, whatever they were read into
+    view = memoryview(buf).toreadonly()  # batches must not change, even if `buf` is writable
     return view if view.format == "B" else view.cast("B")
 
 
@@ -365,10 +365,10 @@ def _view(buf: Buffer) -> memoryview:
 class Codec:
     """Encodes and decodes control messages of the given types, and no others.
 
-    Fields typed `Batch` (or tuples of it, or optional) travel as attachments, numbered in the
-    order in which the message refers to them. Fields typed `Enclosed` hold messages of these types.
-    No field may be of type `Any`: a message in it would arrive as a list. Two threads must not use
-    a codec at the same time.
+    Fields of type `Batch`, `tuple[Batch, ...]` or `Batch | None` are sent as attachments, numbered
+    in the order in which the message refers to them. Fields of type `Enclosed` hold messages of the
+    given types. No field may be of type `Any`: a message in it would arrive as a list. Two threads
+    must not use a codec at the same time.
     """
 
     __slots__ = (
@@ -415,7 +415,7 @@ class Codec:
         return tuple(sorted(self._types, key=tag_of))
 
     def encode(self, message: Message) -> list[Buffer]:
-        """The buffers of the message's frame; the attached bodies are the batches' own."""
+        """The buffers of the message's frame. Bodies of attached batches are not copied."""
         if type(message) not in self._types:
             raise UsageError(f"{_called(message)} is not a message type of this connection")
         limits = self.limits
@@ -468,10 +468,11 @@ class Codec:
             )
 
     def decode(self, buf: Buffer, *, validate: bool = True) -> tuple[Any, int]:
-        """The message whose frame starts `buf`, and the frame's size; `validate` as for a batch.
+        """The message whose frame starts `buf`, and the frame's size.
 
-        An `UnknownMessage` is raised if the frame's header and message are intact and only the type
-        is not known, that of the message or of one inside it. Attachments may be unknown, too.
+        `validate` is as in `decode_batch`. `UnknownMessage` is raised if header and message are
+        intact, and only the type of the message, or of a message enclosed in it, is not known.
+        Attachments of an unknown message may have an unknown form, too.
         """
         view, limits = _view(buf), self.limits
         header = _read_header(view, 0, limits)
@@ -539,7 +540,7 @@ class Codec:
         return message
 
     def _attach(self, value: Any) -> msgspec.msgpack.Ext:
-        """Encoder's hook: put a batch aside, and its number into the message."""
+        """The encoder's hook: collect a batch as an attachment, and encode only its number."""
         if not isinstance(value, Batch):
             return self._enclose(value)
         number = len(self._attached)
@@ -599,7 +600,7 @@ class _UnknownType(PeerError):
 
 
 def _tag_at(part: memoryview) -> str | None:
-    """The tag of a message in msgpack, if it is well-formed. The rest is not examined."""
+    """The tag with which a message in msgpack begins, if the tag is well-formed, else None."""
     opening = _OPENING.match(part)
     if opening is None:
         return None
@@ -609,7 +610,8 @@ def _tag_at(part: memoryview) -> str | None:
 
 
 def _check_fields(cls: type[Message]) -> None:
-    """Raise ConfigError if the type of a field does not determine what the field holds."""
+    """Raise ConfigError if the declared type of a field does not determine the type of its
+    value."""
     try:
         for field in msgspec.structs.fields(cls):
             if not _says_what_it_holds(field.type):

@@ -1,10 +1,10 @@
 """Algorithms that more than one protocol or experiment uses.
 
-A part has no IO and no randomness of its own: time and generators are arguments.
+A part does no IO, and reads no clock and no random generator of its own: both are arguments.
 
-workload.py        which key is updated when: Zipf, Zeta, Poisson, growing key populations
-serving.py         sends streams to their followers, and ranges to peers that request them
-requests.py        a machine that sends requests until they are answered
+workload.py        synthetic workloads: which key is updated when (Zipf, Zeta, Poisson)
+serving.py         sends streams to the peers that follow them, and ranges on request
+requests.py        a client's machine that repeats requests until they are answered
 receive_window.py  the state of a reader that requests one stream from several peers
-peer_sampling.py   the peers that a member of a mesh knows: a random set, mixed by gossip
+peer_sampling.py   a random set of known peers for each member of a mesh, mixed by gossip
 """

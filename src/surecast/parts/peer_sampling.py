@@ -1,4 +1,7 @@
-"""The peers that a member of a mesh knows: a bounded random set, mixed by gossip.
+"""The peers that a member of a mesh knows: a bounded random set (*view*), mixed by gossip.
+
+A mesh is a set of clients that forward the events of a stream to each other. Members send their
+views to each other, and the receiver merges the view with its own.
 
 G12 a view has at most V members and never contains its owner; after a merge it contains the sender
 of the other view.
@@ -13,12 +16,12 @@ __all__ = ["View"]
 
 
 class View:
-    """The clients known for one stream. It contains no servers: every client has its own.
+    """The clients that are known for one stream. Servers are not in it: every client knows them.
 
-    A peer that was found to be gone is not added again for a while because another peer lists it.
+    A peer that was found to be gone is not added again for a while if another peer lists it.
     Otherwise, in views large enough for all members, the name of a stopped client would spread
-    faster than each member finds out that it is gone, and would never disappear. A server's list is
-    trusted: the server has received messages from these clients itself.
+    faster than each member finds out that it is gone, and would never disappear. A list from a
+    server is trusted, because the server has received messages from these clients itself.
     """
 
     __slots__ = ("gone", "me", "merges", "peers", "servers", "size_max")
@@ -29,10 +32,10 @@ class View:
         self.servers = frozenset(servers)
         self.peers: list[Peer] = []
         self.merges = 0
-        self.gone: dict[Peer, int] = {}  # not added again before this number of merges
+        self.gone: dict[Peer, int] = {}  # peer → the number of merges before which it is not added
 
     def merge(self, sender: Peer, theirs: Iterable[Peer], rng: Random) -> None:
-        """Merge another member's view: keep the sender, and a random choice of the others."""
+        """Merge another member's view: keep the sender, and a random choice of all others."""
         self.merges += 1
         if self.gone and sender not in self.servers:
             self.gone.pop(sender, None)
@@ -47,15 +50,15 @@ class View:
         self.peers = known
 
     def _reinforced(self, sender: Peer) -> list[Peer]:
-        """The peers that a merge always keeps: without the sender, the graph of views would tend to
-        a star around the best-known peers."""
+        """The peers that a merge always keeps: the sender. Otherwise the graph of views would tend
+        to a star around the peers that are in most views."""
         return [] if sender in self.servers or sender == self.me else [sender]
 
     def drop(self, peer: Peer) -> None:
         """Remove a peer that is gone, or has left this mesh."""
         if peer in self.peers:
             self.peers.remove(peer)
-            self.gone.pop(peer, None)  # so that the newest entry is the last
+            self.gone.pop(peer, None)  # so that the new entry is the last one
             self.gone[peer] = self.merges + 6 * self.size_max
             if len(self.gone) > 4 * self.size_max:
                 del self.gone[next(iter(self.gone))]

@@ -1,11 +1,15 @@
-"""The state of a reader that requests one stream from several peers.
+"""ReceiveWindow: the state of a reader that requests one stream from several peers.
 
-position   the next to deliver; 0 until a client that starts at the latest knows its position
-next       the first position not requested yet; all in [position, next) is early or requested
-asked      everything below was requested from peers; what is missing there is requested from a
-           server only
-kept       the batches delivered last, whole, for peers that request them
-early      batches that arrived before earlier positions, in order, without overlaps
+The client of a mesh (protocols/sprinkler/mesh_peer.py) has one for each stream. Its fields:
+
+position   the next position to deliver; 0 for a client that starts at the latest position, until it
+           knows that position
+next       the first position that was not requested yet; positions in [position, next) have arrived
+           (`early`) or are requested
+asked      positions below this one were requested from peers; those that are missing are requested
+           only from a server
+kept       the last delivered batches, whole, for peers that request them
+early      batches that arrived before batches with lower positions, in order, without overlaps
 asks       open requests
 """
 
@@ -18,7 +22,7 @@ from surecast.core.types import LogId, Peer
 __all__ = ["Ask", "ReceiveWindow"]
 
 
-_NOTHING = Batch.void(bytes(16), 1, 2, COLLECTED)  # replaces a batch that is dropped
+_NOTHING = Batch.void(bytes(16), 1, 2, COLLECTED)  # the placeholder of a batch that was dropped
 
 
 def _lo(batch: Batch) -> int:
@@ -31,7 +35,7 @@ def _hi(batch: Batch) -> int:
 
 @dataclass(slots=True)
 class Ask:
-    """An open request: [lo, hi) is still to be answered; `hi` 0: all that a server has."""
+    """An open request: [lo, hi) is not answered yet. A `hi` of 0 means all that a server has."""
 
     peer: Peer
     lo: int
@@ -61,14 +65,14 @@ class ReceiveWindow:
         self.kept_bytes += batch.nbytes
         while self.kept_bytes > nbytes_max:
             self.kept_bytes -= self.kept[self.kept_from].nbytes
-            self.kept[self.kept_from] = _NOTHING  # frees the batch; the list is cut less often
+            self.kept[self.kept_from] = _NOTHING  # frees the batch; the list itself is cut below
             self.kept_from += 1
         if self.kept_from > 64 and self.kept_from * 2 > len(self.kept):
             del self.kept[: self.kept_from]
             self.kept_from = 0
 
     def held(self, lo: int, hi: int) -> list[Batch]:
-        """Kept batches that overlap [lo, hi), whole."""
+        """The kept batches that overlap [lo, hi). They are not cut to this range."""
         first = bisect_right(self.kept, lo, self.kept_from, key=_hi)
         return self.kept[first : bisect_left(self.kept, hi, first, key=_lo)]
 
@@ -90,7 +94,7 @@ class ReceiveWindow:
             if batch.hi > self.position:
                 ready.append(self._due(batch))
         del early[:done]
-        while self.early_bytes > early_bytes_max:  # drop the newest; they are requested again
+        while self.early_bytes > early_bytes_max:  # drop the highest ones and request them again
             batch = early.pop()
             self.early_bytes -= batch.nbytes
             self.next = min(self.next, batch.lo)
@@ -103,7 +107,7 @@ class ReceiveWindow:
         return due
 
     def _hold(self, batch: Batch) -> None:
-        """Keep a batch for later: only the part that no other early batch covers."""
+        """Keep an early batch, cut to the part that no other early batch covers."""
         early, lo, hi = self.early, batch.lo, batch.hi
         index = bisect_left(early, lo, key=_lo)
         if index and early[index - 1].hi > lo:
@@ -138,7 +142,7 @@ class ReceiveWindow:
     def answered(self, peer: Peer, lo: int, hi: int, last: bool) -> Ask | None:
         """Note that `peer` answered [lo, hi). Returns the request, or None if there is none.
 
-        `last`: this was the last part, and the request is closed.
+        `last`: this was the last part of the answer, so the request is removed.
         """
         for ask in self.asks:
             if ask.peer == peer and ask.lo == lo:

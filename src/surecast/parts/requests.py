@@ -1,9 +1,9 @@
-"""A client's requests to the replicas of a region, repeated until one of them answers.
+"""Requests: a client's machine that sends requests to a region's replicas until one answers.
 
-A request has a token, which its answers repeat. Most requests can go to any replica; those
-`of_head` go to the head, also after it has changed. If a replica is silent or its session ends, all
-its open requests are sent to the next replica. A request with `keep` stays open after its first
-answer.
+A request has a token, which its answers repeat. Most requests can be sent to any replica. Requests
+with `of_head` are sent to the head of the region's chain, and follow it if another replica becomes
+the head. If a replica is silent or its session ends, all open requests to it are sent to the next
+replica. A request with `keep` stays open after its first answer.
 
 A protocol derives a machine from `Requests`, lists the messages that are answers, and defines the
 message for each question (`_request`).
@@ -20,8 +20,10 @@ from surecast.errors import UsageError
 
 __all__ = ["Request", "Requests"]
 
-PASSING = ("not-head", "recovering", "busy", "unknown-stream")  # temporary: the request is repeated
-PATIENT = 20  # how often "unknown-stream" counts as temporary: the stream may still arrive here
+PASSING = ("not-head", "recovering", "busy", "unknown-stream")  # temporary refusals: try again
+# "unknown-stream" is treated as temporary this many times, because a new stream may not have
+# reached this replica yet.
+PATIENT = 20
 
 
 class RequestsConfig(Protocol):
@@ -46,9 +48,9 @@ class Request:
 
     message: Message
     of_head: bool = False
-    keep: bool = False  # answers come until it is dropped
+    keep: bool = False  # the request stays open, and gets further answers, until it is dropped
     then: Message | None = None  # replaces `message` after the first answer
-    cancel: Message | None = None  # sent when it is dropped
+    cancel: Message | None = None  # sent when the request is dropped
     answered: bool = False  # by the replica that it was sent to last
     refusals: int = 0
 
@@ -57,7 +59,7 @@ class Request:
 class Aim:
     """The replica that requests are sent to, and when it last answered."""
 
-    at: int = 0
+    at: int = 0  # index of `config.replicas`
     heard_ns: int = 0
 
 
@@ -87,7 +89,7 @@ class Requests(HandlerMachine):
             )
         request = self._request(inp.question, inp.token)
         if not self._owed(request.of_head):
-            self.aims[request.of_head].heard_ns = self.now_ns  # silence counts from now on
+            self.aims[request.of_head].heard_ns = self.now_ns  # the wait for an answer begins now
         self.open[inp.token] = request
         self._ask(request)
 
@@ -104,7 +106,7 @@ class Requests(HandlerMachine):
         return self.config.replicas[self.aims[request.of_head].at]
 
     def _owed(self, of_head: bool) -> bool:
-        """Whether an answer of the current replica is outstanding."""
+        """Whether an answer of the current replica (or the current head) is outstanding."""
         return any(
             not request.answered and request.of_head == of_head for request in self.open.values()
         )
@@ -135,6 +137,7 @@ class Requests(HandlerMachine):
         self.out.append(Emit(Answered(message.token, message)))
 
     def _go_to_head(self, why: str, head: Peer) -> None:
+        """Send the requests of the head to `head`. If it is not known, try the next replica."""
         aim, replicas = self.aims[True], self.config.replicas
         if head in replicas:
             aim.at = replicas.index(head)
@@ -158,7 +161,7 @@ class Requests(HandlerMachine):
                 self._ask(request)
 
     def _next(self, of_head: bool) -> None:
-        """Send all open requests of the current replica to the next one."""
+        """Send all open requests of one kind (`of_head`) to the next replica, after a pause."""
         aim = self.aims[of_head]
         aim.at, aim.heard_ns = (aim.at + 1) % len(self.config.replicas), self.now_ns
         for request in self.open.values():

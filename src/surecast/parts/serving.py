@@ -1,9 +1,11 @@
-"""Sends streams to their followers, up to the shown end, as fast as each peer takes them.
+"""Serving: sends streams to the peers that follow them, as fast as each peer receives them.
 
-A machine has one `Serving` for each type of message in which it sends events. New events are sent
-at the end of the pass, so that several commits make one message. The machine calls `serve` in its
-handlers of `EndOfPass(SERVE)` and of `StreamsMoved`. A follower of an unknown stream waits until it
-is known.
+A server's machine uses it to send events to clients or to other regions, up to the end that readers
+may see (`core.streams`). It has one `Serving` for each type of message in which it sends events.
+New events are sent at the end of the pass, so that several commits are sent in one message. The
+machine calls `serve` in its handlers of `EndOfPass(SERVE)` and of `StreamsMoved`. If a peer follows
+a stream that is not known yet, events are sent once it is known. `send_range` answers a request for
+a range of positions.
 """
 
 from collections.abc import Callable
@@ -14,18 +16,18 @@ from surecast.core.types import AtEndOfPass, LogId, Message, Peer, Send
 
 __all__ = ["SERVE", "Serving", "send_range"]
 
-SERVE: Final = "serve"  # the key of the end of a pass
+SERVE: Final = "serve"  # the key of AtEndOfPass and EndOfPass
 
 MakeEvents = Callable[[LogId, tuple[Batch, ...], int], Message]  # stream, batches, end shown here
 # stream, lo, hi, end shown here, whether it is the last message, batches
 MakeRange = Callable[[LogId, int, int, int, bool, tuple[Batch, ...]], Message]
 # stream, lo, hi, end shown here, whether it is the last message, why
 MakeLost = Callable[[LogId, int, int, int, bool, str], Message]
-EndEvent = Callable[[LogId], list[Batch]]  # stream; empty if it is not deleted
+EndEvent = Callable[[LogId], list[Batch]]  # stream → its End event; empty if it is not deleted
 
 
 class Readable(Protocol):
-    """The part of `core.streams.Streams` that is needed here."""
+    """The part of `core.streams.Streams` that `Serving` needs."""
 
     def shown_end(self, stream: LogId) -> int: ...
 
@@ -33,7 +35,7 @@ class Readable(Protocol):
 
 
 class Forfeiting(Readable, Protocol):
-    """`Readable`, and the calls for ranges that may be lost."""
+    """`Readable`, and the calls with which ranges that were declared lost are recognised."""
 
     def readable_end(self, stream: LogId) -> int: ...
 
@@ -50,13 +52,14 @@ class Serving:
         messages_max: int,
         end_event: EndEvent | None = None,
     ) -> None:
-        """`end_event`: followers that begin after the end of a deleted stream are sent this."""
+        """`end_event` returns the last event of a deleted stream, which is sent to followers that
+        begin after it."""
         self.service = service
         self.end_event = end_event
         self.make = make
-        self.messages_max = messages_max  # to one follower in one call of `serve`
-        self.followers: dict[LogId, dict[Peer, int]] = {}  # → the next position to send
-        self.count = 0  # of all followers
+        self.messages_max = messages_max  # most messages to one follower in one call of `serve`
+        self.followers: dict[LogId, dict[Peer, int]] = {}  # stream → peer → next position to send
+        self.count = 0  # the number of followers of all streams
         self.news: dict[LogId, None] = {}  # streams with events to send to their followers
         self.congested: dict[Peer, None] = {}
         self.is_due = False  # `serve` will be called at the end of the pass
@@ -64,7 +67,7 @@ class Serving:
     # ------------------------------------------------------------ followers
 
     def follow(self, stream: LogId, peer: Peer, start: int, out: list[Any]) -> None:
-        """Send a stream from `start` on; if there is nothing to send, send just its end, or the
+        """Begin to send a stream from `start` on. If there is nothing to send, send its end, or its
         End event if it is deleted."""
         table = self.followers.setdefault(stream, {})
         self.count += peer not in table
@@ -73,7 +76,8 @@ class Serving:
         self._serve_rest(out)
 
     def has_room(self, stream: LogId, peer: Peer, count_max: int) -> bool:
-        """Whether a peer may follow a stream. A peer that already follows it may always restart."""
+        """Whether a peer may follow a stream. A peer that already follows it may always begin
+        again."""
         return self.count < count_max or peer in self.followers.get(stream, ())
 
     def remove(self, stream: LogId, peer: Peer) -> None:
@@ -94,18 +98,19 @@ class Serving:
     # ------------------------------------------------------------ sending
 
     def moved(self, stream: LogId) -> None:
-        """More of the stream is shown: the next `serve` sends it."""
+        """Note that more of the stream may be shown. The next `serve` sends it."""
         if stream in self.followers:
             self.news[stream] = None
 
     def soon(self, out: list[Any]) -> None:
-        """Request the end of the pass, where the machine calls `serve`."""
+        """Request EndOfPass, in whose handler the machine calls `serve`."""
         if not self.is_due:
             self.is_due = True
             out.append(AtEndOfPass(SERVE))
 
     def serve(self, out: list[Any]) -> None:
-        """Send new events; what exceeds `messages_max` is sent at the end of the next pass."""
+        """Send new events to all followers. Messages beyond `messages_max` are sent at the end of
+        the next pass."""
         self.is_due = False
         news, self.news = self.news, {}
         for stream in news:
@@ -137,8 +142,11 @@ class Serving:
         sent: dict[int, Message] | None = None,
         idle_answer: bool = False,
     ) -> None:
-        """Send to one follower. `sent` has the messages already made for others, by position: a
-        driver encodes each only once. `idle_answer`: send the end if there are no events."""
+        """Send new events to one follower.
+
+        `sent` has the messages that were made for other followers, by position. They are used again
+        because a driver encodes each message only once. `idle_answer`: if there are no events, send
+        the end of the stream."""
         service, table = self.service, self.followers[stream]
         at, end = table[peer], service.shown_end(stream)
         if not end:
@@ -154,7 +162,7 @@ class Serving:
                 batches = tuple(service.readable(stream, at))
                 end = service.shown_end(stream)
                 if not batches:
-                    is_readable = False  # it cannot be indexed from here on, so it is not shown
+                    is_readable = False  # retention cannot index the rest, so it is not shown
                     break
                 message = sent[at] = self.make(stream, batches, end)
             at = message.batches[-1].hi
@@ -179,12 +187,14 @@ def send_range(
     make_lost: MakeLost | None = None,
     end_event: EndEvent | None = None,
 ) -> list[Message]:
-    """Messages with the first part of [lo, hi) (`hi` 0: up to the end); the peer requests the rest.
+    """The messages that answer a request for [lo, hi); `hi` 0 means up to the end of the stream.
 
-    The first message is made even if the peer's queue is full: the peer sends a request only after
-    the last message of the one before. `stops` returns whether to make no further message. Without
-    `make_lost` the range ends at the first hole. If the range begins after the end of a deleted
-    stream, the answer has its End event, given by `end_event`.
+    They contain the first part of the range, and the peer requests the next part after the last
+    message. `stops` returns whether to make no further message, because the peer's queue is full.
+    At least one message is made in any case, because the peer waits for it. `make_lost` makes the
+    message about a range that was declared lost; without it the answer ends at the first hole. If
+    the range begins after the end of a deleted stream, the answer has the stream's End event
+    (`end_event`).
     """
     end_of = service.shown_end if make_lost is None else service.readable_end
     end = end_of(stream)
@@ -201,7 +211,7 @@ def send_range(
         else:
             batches = tuple(service.readable(stream, lo, upto))
             if not batches:
-                break  # it cannot be indexed from here on, so it is not shown
+                break  # retention cannot index the rest, so it is not shown
             lo = batches[-1].hi
         is_last = lo >= upto or len(made) + 1 >= messages_max or stops()
         if make_lost is not None and lost is not None:

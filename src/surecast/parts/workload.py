@@ -1,12 +1,13 @@
-"""Synthetic workloads: which key is updated when, at ten million events a few seconds.
+"""Synthetic workloads for benchmarks, experiments and Spark jobs: which key is updated when.
 
-Popularity is given by *rank*: rank 1 is the most popular key. `Zipf` draws ranks of a finite set,
-`Zeta` of an unbounded one. A `population` adds new keys while it runs: a new key takes a rank, and
-every key from that rank on moves down by one, so old keys slowly become less popular.
+The popularity of keys is given by *rank*: rank 1 is the most popular key. `Zipf` draws ranks of a
+finite set, `Zeta` of an unbounded set. A `population` inserts new keys over time: a new key takes a
+rank, and every key from that rank on moves down by one, so old keys slowly become less popular.
 
-Everything is vectorised and takes its numpy `Generator` as an argument. One loop cannot be
-vectorised: following keys through millions of rank insertions. It is a numba kernel, compiled (and
-cached on disk) on first use; importing this module does not import numba.
+Everything is vectorised and takes its numpy `Generator` as an argument, so ten million events take
+a few seconds. One loop cannot be vectorised: following keys through millions of rank insertions. It
+is a numba kernel, compiled (and cached on disk) on first use; importing this module does not import
+numba.
 """
 
 from collections.abc import Callable
@@ -44,7 +45,7 @@ KEY_SIZE = 8  # bytes of a key made by `key_column`
 
 
 class Zipf:
-    """Ranks 1..n, rank k with probability k**-skew / sum of all; any skew >= 0.
+    """Ranks 1..n. The probability of rank k is proportional to k**-skew; any skew >= 0.
 
     Sampling inverts the exact cumulative distribution, so there is no rejection and no
     approximation beyond the 53 bits of a uniform double.
@@ -69,10 +70,10 @@ class Zipf:
         return self._ranks(rng.random(size) * self._weight_below[-1], self.n)
 
     def sample_among(self, rng: Generator, sizes: Ints) -> Ints:
-        """One rank for each element of `sizes`, Zipf over the first `sizes[i]` ranks only.
+        """One rank for each element of `sizes`, drawn by Zipf from the first `sizes[i]` ranks only.
 
-        A growing set needs no new table for each size: the weights of its first m ranks are the
-        first m weights here, so scaling the uniform draw by their sum is still exact.
+        A growing set needs no new table for each size. The weights of its first m ranks are the
+        first m weights here, so it is exact to scale the uniform draw by their sum.
         """
         if sizes.size and not 1 <= int(sizes.min()) <= int(sizes.max()) <= self.n:
             raise UsageError(f"sizes must lie in 1..{self.n}")
@@ -80,12 +81,13 @@ class Zipf:
 
     def _ranks(self, weights: Floats, highest: int | Ints) -> Ints:
         found = np.searchsorted(self._weight_below, weights, side="right").astype(np.int64) + 1
-        # A draw just below 1 may round up to the whole weight, one past the last rank.
+        # A draw just below 1 may be rounded up to the total weight, which gives the last rank + 1.
         return np.minimum(found, highest)
 
 
 class Zeta:
-    """Ranks 1, 2, 3, ... without end, rank k with probability k**-skew / zeta(skew); skew > 1."""
+    """Ranks 1, 2, 3, ... without end. The probability of rank k is k**-skew / zeta(skew), with
+    skew > 1."""
 
     __slots__ = ("skew",)
 
@@ -100,17 +102,17 @@ class Zeta:
         return weights / zeta(self.skew)
 
     def sample(self, rng: Generator, size: int) -> Ints:
-        """`size` independent ranks, on the condition that a rank fits 63 bits.
+        """`size` independent ranks, drawn only from the ranks that fit into 63 bits.
 
         The probability of the ranks left out is `tail(2**63)`: 1.2 % at skew 1.1, negligible from
         1.3 on. Ranks above 2**53 are rounded to multiples of 2, 4, ...
 
-        This is Devroye's rejection, as in numpy's `zipf`. But numpy's ignores that 1 + 1/rank
-        rounds to 1: it accepts too many ranks above 2**53, and at skew 1.1 too few of all others
-        by 0.8 %.
+        This is Devroye's rejection method, as in numpy's `zipf`. But numpy's function does not
+        consider that 1 + 1/rank is rounded to 1 for ranks above 2**53. It accepts too many of these
+        ranks, and at skew 1.1 too few of all others by 0.8 %.
         """
         above = self.skew - 1
-        lowest = float(2.0 ** (-63 * above))  # a uniform draw below it would give more than 63 bits
+        lowest = float(2.0 ** (-63 * above))  # a lower uniform draw would give more than 63 bits
         found = np.empty(size, np.int64)
         taken = 0
         while taken < size:
@@ -127,8 +129,8 @@ class Zeta:
     def sample_clipped(self, rng: Generator, limits: Ints) -> Ints:
         """One value for each limit: min(rank, limits[i]), with ranks of the whole distribution.
 
-        Exact: all ranks at or above the limit give the same value, so the unbounded tail costs
-        nothing and none of it is left out.
+        This is exact: all ranks at or above a limit give the same value, so only the total weight
+        of the unbounded tail is needed.
         """
         highest = int(limits.max()) if limits.size else 1
         below = _cumulative_weights(highest, self.skew)
@@ -144,7 +146,8 @@ class Zeta:
 def zeta(skew: float, first: int = 1) -> float:
     """The sum of k**-skew over k = first, first+1, ... (Riemann's zeta for first = 1).
 
-    Euler-Maclaurin from a cut-off on: the first term left out is below 1e-14 of the sum.
+    From a cut-off on, the sum is approximated by the Euler-Maclaurin formula. The first term that
+    is left out is below 1e-14 of the sum.
     """
     if skew <= 1 or first < 1:
         raise UsageError(f"zeta needs skew > 1 and first >= 1, not {skew} and {first}")
@@ -175,7 +178,7 @@ def poisson_arrivals(rng: Generator, rate: float, count: int) -> Floats:
 
 
 class KeyEvents(NamedTuple):
-    """A workload, a row an event, in order of time."""
+    """A workload in columns: one row for each event, in order of time."""
 
     key: Ints  # key ids, numbered in the order in which the keys were inserted
     new: Flags  # whether the event inserts its key
@@ -192,17 +195,19 @@ def population(
     initial: int = 0,
     newcomers: Newcomers = "zeta",
 ) -> KeyEvents:
-    """`events` events: updates of keys by Zipf popularity, and new keys, both Poisson.
+    """A workload of `events` events: updates of existing keys, and insertions of new keys.
 
-    `updates` and `inserts` are means per tick. Each update takes a rank drawn by Zipf over the keys
-    that exist at that moment. A new key is inserted at a rank drawn by Zeta with the same skew (a
-    rank beyond the last means: last), or, with newcomers="last", always as the least popular. The
-    `initial` keys have ids 0..initial-1 in order of popularity; without initial keys the first
-    event is always an insertion, because there is nothing to update.
+    Both arrive as Poisson processes; `updates` and `inserts` are their mean rates per tick. An
+    update concerns the key at a rank that is drawn by Zipf from the keys that exist at that moment.
+    A new key is inserted at a rank drawn by Zeta with the same skew (as the last one if the rank is
+    beyond), or, with newcomers="last", always as the least popular key. The `initial` keys have ids
+    0..initial-1 in order of popularity. Without initial keys the first event is always an
+    insertion, because there is nothing to update.
     """
     if events < 1 or initial < 0 or updates < 0 or inserts < 0:
         raise UsageError("a population needs events >= 1 and no negative rate or size")
-    # Two Poisson processes together are one of the summed rate whose arrivals are marked at random.
+    # Two Poisson processes together are one process with the sum of their rates. Each arrival
+    # belongs to one of the two at random.
     rate = updates + inserts
     time = poisson_arrivals(rng, rate, events)
     new: Flags = rng.random(events) < inserts / rate
@@ -220,11 +225,11 @@ def population(
 
 
 def keys_at_ranks(new: Flags, ranks: Ints, initial: int = 0) -> Ints:
-    """The key id each event concerns, in a list of keys that grows by insertions.
+    """The key id that each event concerns, in a list of keys that grows by insertions.
 
-    Event i puts the next unused id at rank `ranks[i]`, moving that rank and those below it down,
-    if `new[i]`; otherwise it picks the key now at that rank. Ranks count from 1. The list starts
-    with `initial` ids in order. O(log n) an event.
+    If `new[i]`, event i inserts the next unused id at rank `ranks[i]`, and the keys from that rank
+    on move down by one. Otherwise it selects the key that is at that rank then. Ranks count from 1.
+    The list starts with `initial` ids in order. Each event takes O(log n) time.
     """
     new = np.ascontiguousarray(new, dtype=np.bool_)
     ranks = np.ascontiguousarray(ranks, dtype=np.int64)
@@ -254,10 +259,10 @@ def _kernel() -> Callable[[Flags, Ints], Ints]:
 def _follow_insertions(new: Flags, ranks: Ints) -> Ints:
     """The key of each event (see `keys_at_ranks`), by two passes over a Fenwick tree of slots.
 
-    A slot is a key's place in the *final* list, where insertions no longer move anything. The first
-    pass goes backwards in time: a key inserted at rank r has the r-th slot that is still taken, and
-    then that slot is freed. The second pass goes forwards: each new key takes its slot, and "the
-    key at rank r" is the r-th taken slot.
+    A *slot* is a key's place in the final list, after all insertions. The first pass goes backwards
+    in time: a key that was inserted at rank r has the r-th slot that is still taken, and this slot
+    is freed then. The second pass goes forwards in time: each new key takes its slot, and the key
+    at rank r is the one in the r-th taken slot.
     """
     total = 0
     for i in range(new.size):
@@ -311,10 +316,10 @@ def _follow_insertions(new: Flags, ranks: Ints) -> Ints:
 
 
 def key_column(ids: Ints) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Eight-byte keys as the two buffers of an Arrow binary column: offsets and data.
+    """Keys of 8 bytes for these ids, as the two buffers of an Arrow binary column (offsets, data).
 
-    Big-endian, so that the order of the bytes is the order of the (non-negative) ids. No Python
-    object is made per event.
+    The ids are big-endian, so that the order of the keys is the order of the (non-negative) ids. No
+    Python object is made for an event.
     """
     offsets = np.arange(0, (ids.size + 1) * KEY_SIZE, KEY_SIZE, dtype=np.int64)
     if offsets[-1] > np.iinfo(np.int32).max:

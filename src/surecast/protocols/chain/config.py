@@ -15,29 +15,29 @@ class ChainConfig:
     chain: str  # the chain's name, unique in the deployment
     name: Peer  # this replica
     service: Peer  # the configuration service: the region's witness
-    replicas: int = 3  # how many the chain should have: f + 1
+    replicas: int = 3  # how many replicas the chain should have: f + 1, to survive f crashes
     # With fewer live replicas than this, publishes wait. 0 means 2, or 1 in a single-replica
     # region (R6).
     min_replicas: int = 0
     heartbeat_ns: int = 50 * MS  # how often neighbours send each other a heartbeat
     suspect_ns: int = 500 * MS  # a silent neighbour is proposed for removal after this
     watch_ns: int = 1 * SECOND  # how often the configuration service is queried
-    # How often it is queried while logs grow, so that it knows a recent serial number of our disk.
+    # How often the service is queried while logs grow. Each query reports our disk's serial number.
     count_ns: int = 200 * MS
     sync_ns: int = 200 * MS  # how often an unanswered Sync is repeated
-    save_ns: int = 100 * MS  # how far the persisted `committed` may lag
+    save_ns: int = 100 * MS  # how often the committed ends of logs are saved
     inflight_max: int = 64  # batches a publisher may have unacknowledged (R3)
     publisher_ttl_ns: int = 7 * 24 * 3600 * SECOND  # idle publishers are forgotten after this (R4)
     # With more publishers than this in a log, those that were idle longest are forgotten.
     publishers_max: int = 100_000
-    # Least time between two writes of the publishers' state, for each byte: 1 s for each megabyte.
+    # Least time between two writes of the publishers' state, for each of its bytes: 1 s per MB.
     snapshot_ns_per_byte: int = 1_000
-    forward_bytes_max: int = 1 << 20  # of one Forward of a catch-up
-    pending_bytes_max: int = 64 << 20  # not yet on disk; above it publishes are refused
-    join_lag_max: int = 10_000  # positions a learner may lack when the tail starts to wait for it
-    store_retry_ns: int = 100 * MS  # after a failed write
-    store_retries_max: int = 30  # then the replica asks to be removed
-    configured: tuple[Peer, ...] = ()  # the replicas that the region lists, for status
+    forward_bytes_max: int = 1 << 20  # bytes of one message to a replica that catches up
+    pending_bytes_max: int = 64 << 20  # bytes that wait for the disk; above, publishes are refused
+    join_lag_max: int = 10_000  # positions a learner may lack when commits start to wait for it
+    store_retry_ns: int = 100 * MS  # time until a failed write is repeated
+    store_retries_max: int = 30  # after this many failed writes the replica asks to be removed
+    configured: tuple[Peer, ...] = ()  # the replicas listed for the region, for status
 
     def __post_init__(self) -> None:
         if self.replicas < 1:

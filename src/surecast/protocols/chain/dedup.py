@@ -1,15 +1,16 @@
 """The accepted batches of each publisher of one log, to recognise retries (R2-R4).
 
-A publisher numbers its events per log from 1, and retries identical batches in their original
-order. Only the batch that begins at the next number is new. The last few batches of each publisher
-are kept with their positions, enough to answer every retry that can still come.
+A publisher numbers its events from 1 in each log. It retries identical batches in their original
+order. Only the batch that begins at the publisher's next number is new. For each publisher the last
+few batches and their positions are kept, enough to answer every retry that can still arrive.
 
 A publisher's id is 16 bytes. The first eight are the wall-clock time of its creation in
-nanoseconds, or zero for a *named* publisher, whose state is never forgotten. The `horizon` is the
-latest creation time of any publisher forgotten so far. An unknown publisher created up to then is
-refused as expired, because it may be one that was forgotten. So is a publisher whose creation time
-is in the future by more than the time-to-live: forgetting it would move the horizon into the
-future.
+nanoseconds, or zero for a *named* publisher: an application has chosen its name, and its state is
+never forgotten. The state of other publishers is forgotten when they were idle for long. The
+`horizon` is the latest creation time of all publishers forgotten so far. An unknown publisher that
+was created at or before the horizon is refused as expired, because it may be a forgotten one. A
+publisher whose creation time is further in the future than the time-to-live is refused, too: when
+it is forgotten, it would move the horizon into the future, and new publishers would be refused.
 """
 
 from collections import deque
@@ -26,20 +27,25 @@ NEW, DUPLICATE, OUT_OF_ORDER, MISMATCH, EXPIRED = range(5)
 
 
 class Verdict(msgspec.Struct, gc=False):
-    kind: int
+    """The result of `Dedup.check`: whether a batch is new."""
+
+    kind: int  # NEW, DUPLICATE, ...
     number: int = 0  # DUPLICATE: position of the first event; OUT_OF_ORDER: expected pub_no
 
 
 def publisher_born_ns(publisher: bytes) -> int:
-    """When an anonymous publisher was created; 0 for a named one."""
+    """The time at which a publisher was created; 0 for a named publisher."""
     return int.from_bytes(publisher[:8], "big")
 
 
 @dataclass(slots=True)
 class PublisherState:
+    """What was accepted from one publisher in one log."""
+
     next_no: int = 1
-    recent: deque[tuple[int, int, int]] = field(default_factory=deque)  # (pub_no, count, lo)
-    time_ns: int = 0  # head's time of the last batch
+    # The last batches: (pub_no, count, lo).
+    recent: deque[tuple[int, int, int]] = field(default_factory=deque)
+    time_ns: int = 0  # the time of the last batch, by the head's clock
 
 
 @dataclass(slots=True)
@@ -48,7 +54,7 @@ class Dedup:
     ttl_ns: int
     publishers_max: int = 100_000
     publishers: dict[bytes, PublisherState] = field(default_factory=dict)
-    horizon_ns: int = 0  # an unknown publisher created by then may have been forgotten
+    horizon_ns: int = 0  # an unknown publisher created up to this time may have been forgotten
     named: int = 0  # publishers that cannot be forgotten, as last counted by `forget`
 
     def check(self, batch: Batch, time_ns: int) -> Verdict:
@@ -69,24 +75,28 @@ class Dedup:
         return Verdict(OUT_OF_ORDER, state.next_no)
 
     def _ahead(self, pub_no: int, next_no: int) -> Verdict:
-        """R3: only the next number is new; a later one means that an earlier batch is missing."""
+        """R3: only the next number is new. A later number means that an earlier batch is
+        missing."""
         return Verdict(NEW) if pub_no == next_no else Verdict(OUT_OF_ORDER, next_no)
 
     def note(self, batch: Batch) -> None:
-        """A sequenced batch was appended here (by us as head, or copied)."""
+        """Note a batch that was appended here, by this head or as a copy."""
         if not batch.pub_no or batch.rows != batch.count:
-            return  # the head's own, or compacted: its publishers' state comes in a snapshot (R4)
+            # Made by the head itself, or compacted. A snapshot has the state of the publishers of
+            # compacted batches (R4).
+            return
         state = self.publishers.setdefault(batch.publisher, PublisherState())
         if batch.pub_no < state.next_no:
             return
         state.next_no = batch.pub_no + batch.count
         state.recent.append((batch.pub_no, batch.count, batch.lo))
         state.time_ns = batch.time_ns
-        if len(state.recent) > 2 * self.inflight_max:  # the newest half may still be truncated
+        # Twice the number of batches that may be unacknowledged: the newer half may be truncated.
+        if len(state.recent) > 2 * self.inflight_max:
             state.recent.popleft()
 
     def truncate(self, end: int) -> None:
-        """Remove what was accepted at or above `end`: those positions are truncated."""
+        """Remove batches at or above `end`, because the log is truncated there."""
         for publisher in list(self.publishers):
             state = self.publishers[publisher]
             while state.recent and state.recent[-1][2] >= end:
@@ -99,8 +109,8 @@ class Dedup:
         return len(self.publishers) - self.named > self.publishers_max
 
     def forget(self) -> None:
-        """Remove publishers that were silent for the time-to-live and, if there are too many, those
-        that were silent longest; the horizon then covers them."""
+        """Remove publishers that were silent for the time-to-live and, if there are too many, also
+        those that were silent longest. The horizon rises to the latest of their creation times."""
         newest_ns = max((s.time_ns for s in self.publishers.values()), default=0)
         silent_ns = newest_ns - self.ttl_ns
         born = {p: b for p in self.publishers if (b := publisher_born_ns(p))}
@@ -115,10 +125,8 @@ class Dedup:
                 del self.publishers[publisher]
 
     def expire(self, horizon_ns: int) -> None:
-        """Remove all publishers created by then: they may have had more accepted than is known.
-
-        Named publishers are not removed.
-        """
+        """Remove all publishers created up to `horizon_ns`, because more batches may have been
+        accepted from them than are known here. Named publishers are not removed."""
         for publisher in list(self.publishers):
             if 0 < publisher_born_ns(publisher) <= horizon_ns:
                 del self.publishers[publisher]
@@ -137,7 +145,7 @@ class Dedup:
         return msgspec.msgpack.encode((self.horizon_ns, rows))
 
     def merge(self, data: bytes) -> None:
-        """Add a snapshot of the same log's committed past to what is known."""
+        """Add a snapshot of the state of the same log at a committed position."""
         horizon_ns, rows = _decode(data)
         self.horizon_ns = max(self.horizon_ns, horizon_ns)
         for publisher, next_no, time_ns, recent in rows:
@@ -149,9 +157,10 @@ class Dedup:
             state.time_ns = max(state.time_ns, time_ns)
 
     def replace(self, data: bytes, end: int) -> None:
-        """Take a predecessor's state for everything below `end`; keep our own from `end` on.
+        """Take the predecessor's state for positions below `end`; keep our own from `end` on.
 
-        Not a merge: our own state below `end` may come from a suffix that was truncated.
+        This is not a merge, because our own state below `end` may stem from batches that were
+        truncated and replaced by others.
         """
         mine, self.publishers = self.publishers, {}
         self.merge(data)

@@ -19,7 +19,7 @@ __all__ = ["Seen", "check"]
 
 
 class Seen(msgspec.Struct):
-    """Values at the last check, to detect that one of them has fallen."""
+    """Values at the last check, to detect that a value that must never fall has fallen."""
 
     epoch: int = 0
     serial_kept: int = 0
@@ -74,7 +74,8 @@ def _check_place(replica: "Roles") -> None:
 
 
 def _check_learner(replica: "Roles") -> None:
-    """Only the last member adds a learner, and saves a note of it on disk before it proposes."""
+    """Only the last member adds a learner, and notes this on disk before it proposes the
+    learner."""
     learner = replica.learner
     assert learner is None or replica.is_last, "a learner, and not the last member"
     if replica.join:
@@ -95,7 +96,7 @@ def _check_follower(replica: "Roles", follower: Follower) -> None:
 
 
 def _check_log(replica: "Roles", state: LogState) -> int:
-    """`committed <= stored <= end`; the positions between the last two wait for the disk."""
+    """`committed <= stored <= end`; the positions from `stored` to `end` wait for the disk."""
     assert 1 <= state.committed <= state.stored <= state.end, (
         f"committed {state.committed}, stored {state.stored}, end {state.end}"
     )
@@ -110,7 +111,8 @@ def _check_log(replica: "Roles", state: LogState) -> int:
 
 
 def _check_commit(replica: "Roles", log: LogId, state: LogState) -> None:
-    """The last member commits only what its gate allows, a learner only what the tail reported."""
+    """The last member commits only what a learner that is being added (gated) has stored, too; a
+    learner commits only what the tail has reported."""
     if replica.is_last and replica.join and replica.learner is not None:
         allowed = replica.learner.acked.get(log, 1)
         assert state.committed <= allowed, "committed beyond what the learner has"
@@ -119,7 +121,7 @@ def _check_commit(replica: "Roles", log: LogId, state: LogState) -> None:
 
 
 def _check_taken_back(replica: "Roles", log: LogId, committed: int) -> None:
-    """Committed positions are given up only together with the log's suffix."""
+    """The committed end falls only if the log is truncated there."""
     cut = any(
         type(effect) is Truncate and effect.log == log and effect.end == committed
         for effect in replica.out

@@ -1,4 +1,4 @@
-"""The state of one log at a replica, and of a follower's copies."""
+"""The state that a replica keeps for each of its logs, and for each replica that it sends to."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -24,25 +24,25 @@ class Pending:
 
 @dataclass(slots=True)
 class LogState:
-    """One log at this replica. Each end is the first position beyond: committed <= stored <=
-    end."""
+    """One log at this replica. `committed` <= `stored` <= `end`; each is the first position beyond
+    the range it describes."""
 
     dedup: Dedup
     end: int = 1  # appended here
     stored: int = 1  # on disk here
     committed: int = 1  # on disk at every replica
-    known: int = 1  # committed according to the predecessor
+    known: int = 1  # the committed end that the predecessor has reported
     time_ns: int = 0  # of the newest event; never decreases (R10)
     pending: deque[Pending] = field(default_factory=deque)
-    attempt: int = 0  # rises with each retry of appends, to ignore completions of earlier ones
+    attempt: int = 0  # rises with each retry of appends, to ignore completions of earlier attempts
     failed: bool = False  # a write failed; the pending appends wait for the next attempt
-    parts: Parts = field(default_factory=Parts)  # of the publishers' state a predecessor sends
-    kept: int = 1  # the publishers' state on disk covers the positions below
-    saves: int = 0  # how often that state was written: only the last write counts
-    compacting: CompactLog | None = None  # waits until that state is written again
-    kept_ns: int = -1 << 62  # when that state was last written for a compaction
-    kept_bytes: int = 0  # and its size then
-    # At the head: submissions not yet final, token → (hi, lo).
+    parts: Parts = field(default_factory=Parts)  # received parts of a publishers' state
+    kept: int = 1  # the publishers' state on disk covers the positions below this one
+    saves: int = 0  # how often the publishers' state was written: only the last write counts
+    compacting: CompactLog | None = None  # waits until the publishers' state may be written again
+    kept_ns: int = -1 << 62  # when the publishers' state was last written for a compaction
+    kept_bytes: int = 0  # the size of that state
+    # At the head: submissions that are not answered yet, token → (hi, lo) of the batch.
     waiting: dict[Any, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -51,9 +51,9 @@ class Follower:
     """The successor, or a learner that the tail is bringing up to date."""
 
     peer: Peer
-    sent: dict[LogId, int]  # end of what was sent
-    acked: dict[LogId, int]
-    # The position for which the publishers' state was sent, and whether that was confirmed.
+    sent: dict[LogId, int]  # the end of what was sent
+    acked: dict[LogId, int]  # the end of what it has confirmed as stored
+    # The position for which the publishers' state was sent, and whether it was confirmed.
     publishers_sent: dict[LogId, int] = field(default_factory=dict)
     publishers_kept: dict[LogId, bool] = field(default_factory=dict)
     committed: dict[LogId, int] = field(default_factory=dict)  # as last sent to a learner

@@ -28,7 +28,7 @@ class ChainMessage(Message, tag=tagged("chain")):
 
 
 class Member(msgspec.Struct, gc=False, array_like=True, frozen=True):
-    """A replica, identified by its name and its disk: after its disk is wiped it is another
+    """A replica, identified by its name and its disk. A replica whose disk was wiped is a different
     member."""
 
     name: str
@@ -41,17 +41,17 @@ class Member(msgspec.Struct, gc=False, array_like=True, frozen=True):
 class Watch(ChainMessage):
     """Request the configuration of `chain`, now and whenever it changes.
 
-    `serial` is the serial number on the sender's disk, `start` what it was when the sender started.
-    The service keeps `serial`: if the replica later starts with a number at or below it, its disk
-    is an older copy.
+    `serial` is the serial number on the sender's disk, which rises with every start and while logs
+    grow; `start` is the number with which the sender started. The service keeps `serial`. If the
+    replica later starts with a number at or below it, its disk is an older copy of itself.
     """
 
     chain: str
     member: Member
-    life: bytes = b""  # random, of this start; empty: the sender has no serial number
+    life: bytes = b""  # random, drawn at each start; empty: the sender has no serial number
     start: int = 0
     serial: int = 0
-    # The newest configuration that the sender knows: a service that has lost it takes it from here.
+    # The newest configuration that the sender knows. A service that has lost it takes it from here.
     epoch: int = 0
     members: tuple[Member, ...] = ()
     lineage: int = 0
@@ -63,7 +63,9 @@ class Propose(ChainMessage):
     chain: str
     epoch: int
     members: tuple[Member, ...]
-    force: bool = False  # by an operator's decision: the last members will not return
+    # Found the chain again: these members need not be members of the last epoch. Used when an
+    # operator has decided that those will not return, and to make the others discard their logs.
+    force: bool = False
 
 
 class Configuration(ChainMessage):
@@ -72,15 +74,16 @@ class Configuration(ChainMessage):
     chain: str
     epoch: int
     members: tuple[Member, ...]
-    lineage: int = 0  # rises when the chain is founded again: logs of older lineages are discarded
-    behind: int = 0  # if not 0: the receiver's disk once had this serial number, now it is older
+    # Rises when the chain is founded again by force. Logs of older lineages are discarded.
+    lineage: int = 0
+    behind: int = 0  # if not 0: the receiver's disk is an older copy, it has had this serial number
 
 
 # ------------------------------------------------------------ between replicas
 
 
 class Forward(ChainMessage):
-    """Positions that the sender has stored. `committed` is the end of what it knows as
+    """Batches that the sender has stored. `committed` is the end of what the sender knows to be
     committed."""
 
     epoch: int
@@ -98,22 +101,25 @@ class Ack(ChainMessage):
 
 
 class Sync(ChainMessage):
-    """A successor or learner reports what it holds; the predecessor sends what is missing."""
+    """A successor reports the ends of its logs; the predecessor sends what is missing. A *learner*,
+    a replica that is not a member yet, sends this to the tail."""
 
     epoch: int
     member: Member
-    ends: dict[bytes, int]  # on disk
+    ends: dict[bytes, int]  # of what is on disk, by log
     committed: dict[bytes, int]
 
 
 class SyncAck(ChainMessage):
+    """The predecessor has received the Sync, and sends what is missing."""
+
     epoch: int
 
 
 class Publishers(ChainMessage):
     """The publishers' state (`dedup.py`) of `log` at position `end`.
 
-    `data` is a part, from offset `at` on, of `total` bytes; parts come in order.
+    `data` is the part from offset `at` on, of `total` bytes. Parts are sent in order.
     """
 
     epoch: int
@@ -132,7 +138,8 @@ class PublishersKept(ChainMessage):
 
 
 class Wanted(ChainMessage):
-    """The sender, the only member of its chain, cannot read [lo, hi) of `log` and requests it."""
+    """The sender is the only member of its chain and cannot read [lo, hi) of `log`. It requests
+    this range from a learner."""
 
     epoch: int
     log: LogId
@@ -155,11 +162,13 @@ class TailToken(ChainMessage):
 
 
 class Beat(ChainMessage):
+    """A heartbeat between neighbours in the chain."""
+
     epoch: int
 
 
 class Stale(ChainMessage):
-    """The receiver's epoch is over; this is the configuration that the sender knows."""
+    """The receiver used an old epoch. This is the newer configuration that the sender knows."""
 
     epoch: int
     members: tuple[Member, ...]

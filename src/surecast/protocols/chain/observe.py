@@ -1,4 +1,4 @@
-"""Status and alarms of a replica's chain, as plain values."""
+"""The chain's observer: reads a replica and reports its status and alarms, as plain values."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
@@ -105,8 +105,8 @@ class ChainObserver:
             yield "replica-ahead", ", ".join(recent)
         if chain.active and not chain.saved.clean:
             yield "disks-lost", f"since epoch {chain.saved.lost_epoch}"
-        # Failures count only while something waits to be written: truncated positions need no
-        # space.
+        # Failures are reported only while something waits to be written. (It may have been
+        # truncated since the write failed.)
         failures = chain.store_failures
         waiting = sum(s.failed or bool(failures and s.pending) for s in chain.logs.values())
         if waiting:

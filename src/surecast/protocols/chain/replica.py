@@ -1,11 +1,15 @@
-"""One replica: it submits, appends, stores, forwards, commits and acknowledges.
+"""One replica of a chain: it accepts, appends, stores, forwards, commits and acknowledges batches.
 
-The path of a batch, the same at every replica:
+A batch takes the same path at every replica:
 
-    appended (head: sequenced)  →  Stored  →  Forward to the successor  →  Ack back  →  committed
+    appended (by the head with new positions)  →  stored on disk  →  forwarded to the successor
+    →  acknowledged by the successor  →  committed
 
-G10 no acknowledged event is lost, no position reused, no retry duplicated, no publisher's order
-broken, by up to f crashes, or by a crash of all replicas that keeps their disks.
+roles.py has the base class, which handles the replica's place in the chain. R1 to R10 are rules of
+the pages in docs/protocols.
+
+G10 with up to f crashes, or a crash of all replicas that keeps their disks, no acknowledged event
+is lost, no position is reused, no retry is duplicated, and each publisher's order is kept.
 """
 
 from typing import Any, ClassVar
@@ -77,7 +81,7 @@ from surecast.protocols.chain.roles import Roles
 
 __all__ = ["Replica"]
 
-FORWARDS_PER_PUMP = 8  # messages of a catch-up per step, so that live traffic is not delayed
+FORWARDS_PER_PUMP = 8  # messages of a catch-up in one step, so that new batches are not delayed
 
 
 class Replica(Roles):
@@ -150,7 +154,7 @@ class Replica(Roles):
     # ------------------------------------------------------------ appending
 
     def _on_submit(self, inp: Submit) -> None:
-        """A publisher's batch: exactly once, acknowledged only when committed (R2, R3, R6)."""
+        """Append a publisher's batch exactly once; acknowledge it when committed (R2, R3, R6)."""
         refuse = ""
         if not self.is_head:
             refuse = "not-head"
@@ -182,12 +186,13 @@ class Replica(Roles):
 
     def _is_final(self, state: LogState, hi: int) -> bool:
         """Whether a batch that ends at `hi` may be acknowledged. R2: only when it is committed,
-        whether it is a retry or not. R6: only if the chain has as many replicas as an
-        acknowledgement promises (it may have shrunk since)."""
+        also if it is a retry. R6: only while the chain has as many members as an acknowledgement
+        promises (it may have lost some since the batch was appended)."""
         return hi <= state.committed and len(self.members) >= self.config.writable_min
 
     def _stamp(self, state: LogState) -> int:
-        """R10: the head's time, which never decreases along a log."""
+        """R10: the time of a new batch: the head's clock, but never less than the log's last
+        time."""
         return max(state.time_ns, self.wall_ns)
 
     def _on_append_own(self, inp: AppendOwn) -> None:
@@ -200,7 +205,7 @@ class Replica(Roles):
             self._append_missing(inp.log, inp.batches)
 
     def _append_missing(self, log: LogId, batches: tuple[Batch, ...]) -> bool:
-        """Append what is not here yet; False if there is a gap before it."""
+        """Append the positions that are not here yet; False if there is a gap before them."""
         if log in self.holes:
             self._repair(log, batches)
         end = self._log(log).end
@@ -259,11 +264,11 @@ class Replica(Roles):
                 if inp.token[4] == state.saves:
                     state.kept = inp.token[3]
                 self._compact_now(command)
-            else:  # the history of that lineage was given up meanwhile
+            else:  # the chain was founded again meanwhile
                 self.out.append(Emit(Rewritten(command.log, command.lo, command.hi, False)))
 
     def _stored(self, log: LogId, state: LogState, pending: Pending) -> None:
-        """R6: batches are forwarded to the successor only now that they are on disk."""
+        """`pending` is on disk. R6: only now it is forwarded to the successor and a learner."""
         state.stored = pending.hi
         for follower in (self.follower, self.learner):
             if follower is None:
@@ -297,14 +302,14 @@ class Replica(Roles):
                     self._leave()
         elif inp.token[0] == "repair":
             self._on_repaired(inp.token[1])
-            self.synced = False  # what is still missing is sent again
+            self.synced = False  # so that a Sync is sent, and the missing positions are sent again
         elif inp.token[0] == "damage":
             self.out.append(SetTimer("damage", self.now_ns + self.config.store_retry_ns))
         elif inp.token[0] in ("chain", "committed"):
             self.dirty = True
             if inp.token[0] == "chain":
                 self.out.append(SetTimer("save chain", self.now_ns + self.config.store_retry_ns))
-        elif inp.token[0] == "publishers":  # a learner waits for it
+        elif inp.token[0] == "publishers":  # retried: the predecessor waits for PublishersKept
             self.out.append(SetTimer(inp.token, self.now_ns + self.config.store_retry_ns))
         elif inp.token[0] == "compact":
             command = inp.token[1]
@@ -314,6 +319,7 @@ class Replica(Roles):
             self.out.append(Emit(Rewritten(log, lo, hi, False)))
 
     def _retry_appends(self, key: Any) -> None:
+        """Retry the write for which this timer was set: an append, or another state on disk."""
         if key == "damage":
             self.out.append(SaveState(DAMAGE, b"", ("damage",)))
             return
@@ -334,13 +340,13 @@ class Replica(Roles):
         if key not in self.logs:
             _, log, end, data = key
             state = self.logs[log]
-            if state.stored >= end:  # something newer may have been saved meanwhile
+            if state.stored >= end:  # do not overwrite a newer state that was saved meanwhile
                 end, data = state.stored, self._publishers_at(state, state.stored)
             self._save_publishers(log, end, data, ("publishers", log, end, data))
             return
         state = self.logs[key]
         if not state.failed:
-            return  # the suffix was truncated meanwhile
+            return  # the pending appends were truncated meanwhile
         state.failed = False
         for pending in state.pending:
             self.out.append(Append(key, pending.batches, ("append", key, state.attempt)))
@@ -358,7 +364,7 @@ class Replica(Roles):
         self._commit(message.log, min(state.known, state.stored))
 
     def _pump(self) -> None:
-        """Send the followers what they lack, a few messages at a time."""
+        """Send the successor and a learner the batches that they lack, a few messages at a time."""
         more = False
         for follower in (self.follower, self.learner):
             if follower is not None and follower.peer not in self.congested:
@@ -383,7 +389,7 @@ class Replica(Roles):
             if sent < whole:
                 return True
             if sent < state.stored:
-                continue  # a hole follows
+                continue  # positions after `whole` are in a hole of our disk
             if log not in follower.publishers_sent:
                 follower.publishers_sent[log] = sent
                 snapshot = self._publishers_at(state, sent)
@@ -396,8 +402,8 @@ class Replica(Roles):
         return False
 
     def _publishers_at(self, state: LogState, end: int) -> bytes:
-        """R4: the publishers' state, which a joining replica, or one with a compacted log, needs to
-        recognise retries."""
+        """R4: the publishers' state as bytes. A replica that joins, or has received compacted
+        batches, needs this state to recognise retries."""
         return state.dedup.snapshot(end)
 
     def _on_publishers(self, peer: Peer, message: Publishers) -> None:
@@ -405,13 +411,14 @@ class Replica(Roles):
             return
         state = self._log(message.log)
         if state.end < message.end:
-            return  # the batches before it did not arrive; the next Sync brings both
+            return  # earlier batches did not arrive; after the next Sync both are sent again
         data = state.parts.take(message.at, message.data, message.total or len(message.data))
         if data is not None:
             state.dedup.replace(data, message.end)
             self._pass_publishers_on(message.log, message.end, data)
 
     def _pass_publishers_on(self, log: LogId, end: int, data: bytes) -> None:
+        """Save a new publishers' state, and send it to the successor and a learner again."""
         self._save_publishers(log, end, data, ("publishers", log, end, data))
         for follower in (self.follower, self.learner):
             if follower and log in follower.publishers_sent:
@@ -436,8 +443,8 @@ class Replica(Roles):
             self._pass_publishers_on(inp.log, state.stored, data)
 
     def _save_publishers(self, log: LogId, end: int, data: bytes, token: tuple[Any, ...]) -> None:
-        # Saved together with `committed`: after a restart, the events that made compacted positions
-        # void must still be committed.
+        # `committed` is saved with it: after a restart, the events that made the compacted
+        # positions void must still count as committed.
         state = self.logs[log]
         state.saves += 1
         state.kept = min(state.kept, end)
@@ -469,7 +476,7 @@ class Replica(Roles):
                 self._advance(message.log)
 
     def _advance(self, log: LogId) -> None:
-        """At the tail, what is stored is committed (unless a learner is being added)."""
+        """At the tail, commit what is stored; while a learner is gated, what both have stored."""
         if self.is_last:
             self._commit(log, self._gate(log))
 
@@ -491,7 +498,7 @@ class Replica(Roles):
             token = next(iter(waiting))
             hi, lo = waiting[token]
             if not self._is_final(state, hi):
-                return  # later entries are later batches, or retries, which can wait, too
+                return  # the entries after it are later batches, or retries, which can also wait
             del waiting[token]
             self.out.append(Emit(Submitted(token, lo)))
 
@@ -502,8 +509,8 @@ class Replica(Roles):
         state = self._log(inp.log)
         assert inp.hi <= state.committed, "only what is committed is compacted"
         if inp.hi <= state.kept:
-            # First save `committed`: after a restart, the events that made compacted positions void
-            # must still be committed.
+            # First save `committed`: after a restart, the events that made the compacted positions
+            # void must still count as committed.
             token = ("compact", inp, self.saved.lineage, 0, 0)
             data = msgspec.msgpack.encode(state.committed)
             self.out.append(SaveState(f"committed/{inp.log.hex()}", data, token))
@@ -516,8 +523,9 @@ class Replica(Roles):
         self._keep_publishers(inp, state)
 
     def _keep_publishers(self, inp: CompactLog, state: LogState) -> None:
+        """Write the publishers' state to disk; when it is stored, the compaction begins."""
         state.dedup.forget()
-        # At the stored end: an append that fails must not leave an entry for its publisher.
+        # Only up to the stored end: if a pending append fails, the saved state must not contain it.
         snapshot = self._publishers_at(state, state.stored)
         state.kept_ns, state.kept_bytes = self.now_ns, len(snapshot)
         token = ("compact", inp, self.saved.lineage, state.stored, state.saves + 1)
@@ -554,6 +562,8 @@ class Replica(Roles):
         self._pump()
 
     def _on_refound(self, _inp: Refound) -> None:
+        """By an operator's decision, found the chain again with this replica as the only member. If
+        it is a member already, continue with what is on its disk."""
         self.saved.distrust = ""
         if not self.is_member:
             self.saved.clean = False  # other regions may have more of our streams (R8)
@@ -568,9 +578,9 @@ class Replica(Roles):
             self._rolled_back(inp.serial, alone)
 
     def _on_overtaken(self, inp: Overtaken) -> None:
-        """Propose the same members again, which raises the epoch, until ours is not the lower one.
+        """Propose the same members again, which raises the epoch, until it reaches `inp.epoch`.
 
-        If our configuration is stale, the service answers with the current one.
+        If our configuration is out of date, the service answers with the current one instead.
         """
         waited_ns = self.now_ns - self.proposed_ns
         if self.is_member and self.epoch < inp.epoch and waited_ns > self.config.heartbeat_ns:
@@ -582,7 +592,7 @@ class Replica(Roles):
         self.abandoning[inp.log] = inp.end
         if self.config.replicas == 1:
             self._abandon_now()
-        else:  # in a new lineage the others discard all they have, and fetch it from us again
+        else:  # found the chain again: the others discard their logs and fetch them from us
             self.counters["chain.founded-anew"] += 1
             self._send(
                 self.config.service, Propose(self.config.chain, self.epoch, (self.me,), force=True)

@@ -1,4 +1,4 @@
-"""The chain's role in a region's replica, and its configuration service: the region's witness."""
+"""The chain as a role: its layer in a region's replica, and its service, the region's witness."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -40,4 +40,5 @@ class ChainRole:
 def witness(
     chains: Mapping[str, tuple[Peer, ...]], disk: Disk, counters: Counter[str] | None
 ) -> Machine:
+    """The configuration service of these chains (name → replicas)."""
     return ConfigService(dict(chains), disk, counters)

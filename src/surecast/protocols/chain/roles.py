@@ -1,21 +1,27 @@
 """A replica's place in the chain: configurations, joining, being removed, handing over the tail.
 
-Safety depends on four rules. A replica that a new epoch does not list truncates what was never
-committed and becomes a learner (R1). A tail that adds a learner first *gates* its commits on the
-learner's copy, and only then proposes it, so the new member already has everything that was ever
-acknowledged. A note of this is on disk before the proposal is sent: a tail that crashes in between
-then makes sure that a new epoch decides about the proposal before it commits alone. A member is
-identified by its name and its disk: a replica that returns with an empty disk is another member.
+`Roles` is the base class of `Replica` (replica.py). Safety depends on four rules:
+
+* A replica that is not in the configuration of a new epoch truncates its log at the committed end
+  and becomes a *learner*: it is not a member, and the tail sends it what it lacks (R1).
+* A tail that adds a learner as a member first *gates* its commits: it commits only what the learner
+  has stored, too. Only then it proposes the learner to the configuration service. So the new member
+  already has everything that was ever acknowledged.
+* Before the proposal is sent, a note of it is on the tail's disk. A tail that crashes and finds the
+  note does not commit alone before a new epoch has decided about the proposal.
+* A member is identified by its name and its disk. A replica that returns with an empty disk is a
+  different member.
 
 A disk that is damaged, or is an older copy of itself, has lost something that it had confirmed. Its
-replica takes a new identity, as if the disk were a new one, and becomes a learner: it keeps what it
-can read, and the tail sends it the rest. A single replica founds its chain again and is not *clean*
-until the layer above has asked the other regions (R8). Positions that cannot be read are holes; a
-replica with holes is neither head nor tail of a chain that has other members.
+replica takes a new identity, as if the disk were new, and becomes a learner: it keeps what it can
+read, and the tail sends it the rest. A single replica founds its chain again. The chain is not
+*clean* until the layer above has asked the other regions for what was lost (R8). Positions that
+cannot be read are *holes*. A replica with holes must not be head or tail of a chain that has other
+members.
 
-To detect an older copy, every disk has a serial number: it rises with every start, and whenever
-`committed` is saved. The replica reports the number on disk to the service, which answers with the
-highest one it knows if that is higher.
+To detect an older copy, every disk has a serial number, which rises with every start and whenever
+`committed` is saved. The replica reports the number on disk to the service. If the service knows a
+higher number, it answers with that number.
 """
 
 from collections import Counter
@@ -66,27 +72,27 @@ from surecast.protocols.chain.states import LEARNER, REPLICA, LearnerState, Repl
 
 __all__ = ["Roles"]
 
-HOLES_AT_ONCE = 16  # holes of a log that are requested from a learner at once
+HOLES_AT_ONCE = 16  # most holes of a log that are requested from a learner at the same time
 GATING, PROPOSED = "gating", "proposed"
 
 
 class Saved(msgspec.Struct, array_like=True):
-    """The state of a replica's place in the chain that is kept on disk."""
+    """The part of a replica's state that is stored on its disk."""
 
-    disk: bytes
+    disk: bytes  # the identity of the disk
     epoch: int = 0
     members: tuple[Member, ...] = ()
     joining: bool = False  # a learner may have been proposed in this epoch
     clean: bool = True  # false until the layer above has recovered lost logs (R8)
     lost_epoch: int = 0  # while not clean: the first epoch after the loss
-    lineage: int = 0  # how often the chain was founded again by force
-    distrust: str = ""  # why this disk was given a new identity, until it is whole again
-    gapped: bool = False  # the disk has lost changes: its logs may lack earlier positions, too
-    renounced: bool = False  # our disk got a new identity, and logs are not truncated yet
+    lineage: int = 0  # how often the chain was founded again by force (`Propose.force`)
+    distrust: str = ""  # why this disk is not trusted, until it is whole again; "": it is
+    gapped: bool = False  # changes of the disk are missing: its logs may lack any position
+    renounced: bool = False  # the disk got a new identity, and logs are not truncated yet
 
 
 class Roles(HandlerMachine):
-    """The base of a replica: its place in the chain. `Replica` adds the replication itself."""
+    """The base class of `Replica`: the replica's place in the chain, without the replication."""
 
     state_tables: ClassVar[tuple[StateTable, ...]] = (REPLICA, LEARNER)
 
@@ -100,7 +106,7 @@ class Roles(HandlerMachine):
         self.logs: dict[LogId, LogState] = {}
         self.pending_bytes = 0  # appended and not on disk yet, of all logs
         self.saved = Saved(b"")
-        self.founded = False  # our disk's identity is on disk
+        self.founded = False  # the identity of our disk is stored on it
         self.active = False  # a configuration was adopted since this start
         self.follower: Follower | None = None  # the successor, once its Sync has arrived
         self.learner: Follower | None = None
@@ -109,29 +115,30 @@ class Roles(HandlerMachine):
         self.join = ""  # "" | GATING | PROPOSED
         self.join_since_ns = 0
         self.was_learner = False
-        self.has_token = True  # false: a new tail that waits for the old one
-        self.owes_token = False
+        self.has_token = True  # false: a new tail that waits for the TailToken of the old tail
+        self.owes_token = False  # this replica must send a TailToken to its successor
         self.synced = False  # the predecessor answered our Sync
         self.congested: dict[Peer, bool] = {}
         self.heard_ns: dict[Peer, int] = {}
         self.beat_ns = self.watched_ns = self.proposed_ns = self.sync_sent_ns = 0
         self.store_failures = 0
-        self.kept_epoch = 0  # our epoch on disk
-        self.life = b""  # random, of this start
-        self.serial = self.serial_start = self.serial_kept = 0  # now; at the start; on disk
+        self.kept_epoch = 0  # the epoch that is stored on our disk
+        self.life = b""  # random, drawn at each start
+        self.serial = self.serial_start = self.serial_kept = 0  # latest; at the start; on disk
         self.vouched = False  # since this start the service has accepted our serial number
         self.dirty = False  # `committed` has moved since it was last saved
         self.holes: dict[LogId, list[tuple[int, int]]] = {}  # ranges of logs that cannot be read
         self.repairing: dict[LogId, int] = {}  # repairs in progress
         self.ahead_ns: dict[Peer, int] = {}  # replicas that had more than we have, and when
         self.abandoning: dict[LogId, int] = {}  # logs to be truncated (Abandon) → their new end
-        self.validated = invariants.Seen()  # by the last call of `validate`
+        self.validated = invariants.Seen()  # the values at the last call of `validate`
         self._take_place()
 
     # ------------------------------------------------------------ our place
 
     def _take_place(self) -> None:
-        """Compute our place from `saved` and `active`; kept, because every batch needs it."""
+        """Compute our place from `saved` and `active`. It is stored, because each batch needs
+        it."""
         saved = self.saved
         self.me = Member(self.config.name, saved.disk)
         self.is_member = self.active and self.me in saved.members
@@ -166,8 +173,8 @@ class Roles(HandlerMachine):
         return {"replica": self.state, "learner": self.learner_state}
 
     def input_name(self, inp: Any) -> str:
-        """The names in chain/states.py: a completion with its storage effect, a timer with its
-        key."""
+        """The name of an input in states.py. A completion is named with its storage effect
+        ("Stored append"), a timer with its key ("TimerFired beat")."""
         kind = type(inp)
         if kind is Stored or kind is StoreFailed:
             return f"{kind.__name__} {inp.token[0]}"
@@ -238,7 +245,7 @@ class Roles(HandlerMachine):
         self._save_committed()  # when it is stored, `_on_counted` sends Watch
 
     def _renounce(self, why: str) -> None:
-        """Take a new identity: the disk has lost something that it had confirmed."""
+        """Give the disk a new identity, because it has lost something that it had confirmed."""
         self.counters["chain.renounced"] += 1
         self.saved.disk = self.rng.randbytes(8)
         self.saved.joining = False
@@ -269,8 +276,9 @@ class Roles(HandlerMachine):
             self._watch()
 
     def _rolled_back(self, serial: int, alone: bool = False) -> None:
-        """The service or another region has seen this disk with serial number `serial`. `alone`:
-        the last member of a chain cannot leave it, and recovers what it lost (R8)."""
+        """The service or another region has seen this disk with serial number `serial`: the disk is
+        an older copy. `alone`: this is the last member of a chain of several replicas. It cannot
+        leave the chain, and recovers what it lost (R8)."""
         if serial < self.serial_start:
             return  # already handled
         self.counters["chain.rolled-back"] += 1
@@ -288,7 +296,7 @@ class Roles(HandlerMachine):
         self._save_committed()
 
     def _restore_publishers(self, log: LogId, state: LogState) -> None:
-        """R4: the saved snapshot, then the batches that came after it."""
+        """R4: restore the publishers' state from the saved snapshot and from later batches."""
         at = 1
         if data := self.disk.state(f"committed/{log.hex()}"):
             alone = msgspec.msgpack.decode(data, type=int)
@@ -296,10 +304,11 @@ class Roles(HandlerMachine):
         if data := self.disk.state(f"publishers/{log.hex()}"):
             at, snapshot, committed = msgspec.msgpack.decode(data, type=tuple[int, bytes, int])
             state.committed = min(max(state.committed, committed), state.end)
-            at = min(at, state.end)  # a predecessor's state may have arrived before its batches
+            at = min(at, state.end)  # the snapshot may be stored although later batches are not
             state.dedup.merge(snapshot)
             state.dedup.truncate(state.end)
-        for lo, hi in self._readable(log, max(at - 1, 1)):  # at - 1, for the time of the last event
+        # From at - 1 on: the last event of the snapshot is read for its time.
+        for lo, hi in self._readable(log, max(at - 1, 1)):
             for batch in read_through(self.disk, log, lo, hi, self.config.forward_bytes_max):
                 if batch.hi > at:
                     state.dedup.note(batch)
@@ -361,15 +370,17 @@ class Roles(HandlerMachine):
             self._watch()
 
     def _adopt(self, epoch: int, members: tuple[Member, ...], lineage: int) -> None:
+        """Use this configuration, if it is newer than ours or if none was used since the start."""
         if epoch == 0 or epoch < self.epoch or (epoch == self.epoch and self.active):
             return
         if epoch == self.epoch and self.saved.joining:
-            # We crashed with a learner proposed: commit nothing until that proposal cannot win.
+            # This replica crashed after it had proposed a learner. It stays inactive, and commits
+            # nothing, until a new epoch has decided about that proposal.
             self._propose(members)
             return
         if self.me not in members and self.config.replicas == 1:
-            # We are the only replica and our disk is lost: no other replica can act for us (R8).
-            # With more replicas another disk may have what ours lost; then an operator decides.
+            # The region has only this replica, and its disk is lost: found the chain again (R8).
+            # With more replicas, another disk may have what ours lost; then an operator decides.
             self.saved.epoch, self.saved.members, self.saved.clean = epoch, members, False
             self._save("refound")  # `_on_chain_saved` proposes
             return
@@ -414,20 +425,21 @@ class Roles(HandlerMachine):
         self._save()
         self._role_changed()
         for state in self.logs.values():
-            self._answer_waiting(state)  # a second replica may make them final (R6)
+            self._answer_waiting(state)  # with more members they may be final now (R6)
         if self.is_last:
             for log in self.logs:
                 self._advance(log)
-        if refounded:  # in the old lineage an absent replica may have what is truncated
+        if refounded:  # in the old lineage, an absent replica might still have these positions
             self._abandon_now()
         self.abandoning.clear()  # the layer above repeats Abandon
         if self.pred:
             self._send_sync()
 
     def _leave_with_holes(self, epoch: int, members: tuple[Member, ...]) -> None:
-        """Propose to remove us, and stay inactive until that is done or we are the only member.
+        """Propose to remove this replica. It stays inactive until it is removed or is the only
+        member.
 
-        We keep our identity: if the others have holes, too, one of us must be the last member.
+        It keeps its identity: if all members have holes, the last one must be able to stay.
         """
         self.saved.distrust = f"{len(self.holes)} logs have positions that cannot be read"
         if self.now_ns - self.proposed_ns > self.config.heartbeat_ns:
@@ -436,8 +448,8 @@ class Roles(HandlerMachine):
             self._send(self.config.service, Propose(self.config.chain, epoch, rest))
 
     def _disown_lost_disk(self) -> None:
-        """If the chain lists our name with another disk, propose to remove that member: its disk is
-        lost, so it will never return."""
+        """If the configuration lists our name with another disk, propose to remove that member. Its
+        disk is lost, so it will never return."""
         rest = tuple(m for m in self.members if m.name != self.config.name)
         if not self.is_member and rest and len(rest) < len(self.members):
             self._propose(rest)
@@ -460,7 +472,8 @@ class Roles(HandlerMachine):
         )
 
     def _drop_fork(self) -> None:
-        """R1: the chain continued without us; what was not committed may have been replaced."""
+        """R1: truncate all logs at their committed ends. The chain has continued without this
+        replica, and may have other batches at the positions after these ends."""
         for log, state in self.logs.items():
             if state.end > state.committed:
                 self._truncate(log, state)
@@ -482,13 +495,13 @@ class Roles(HandlerMachine):
         self.out.append(Emit(Truncated(log, state.committed)))
 
     def _discard(self) -> None:
-        """An operator founded the chain again: our logs belong to a history that was given up."""
+        """Empty all logs: they belong to an older lineage, or may lack any of their positions."""
         for state in self.logs.values():
             self.counters["chain.discarded"] += 1
             state.committed = state.known = state.kept = 1
             state.time_ns = 0
             state.dedup = self._dedup()
-            state.end = max(state.end, 2)  # so that `_drop_fork` truncates it in any case
+            state.end = max(state.end, 2)  # above `committed`, so that `_drop_fork` truncates it
         self._drop_fork()
 
     # ------------------------------------------------------------ holes, and abandoned positions
@@ -508,7 +521,7 @@ class Roles(HandlerMachine):
         return min(stored, holes[0][0]) if holes else stored
 
     def _repair(self, log: LogId, batches: tuple[Batch, ...]) -> None:
-        """Fill holes with the positions of `batches` that lie in them."""
+        """Fill holes of the log with those parts of `batches` that lie in a hole."""
         patches = [
             batch if lo <= batch.lo and batch.hi <= hi else batch.slice(lo, hi)
             for lo, hi in self.disk.holes(log)
@@ -523,7 +536,8 @@ class Roles(HandlerMachine):
             self.out.append(Repair(log, tuple(patches), ("repair", log)))
 
     def _want_patches(self, peer: Peer, message: Sync) -> None:
-        """The only member requests what it cannot read from a learner that may have it."""
+        """At the only member: request ranges that are in holes from a learner that may have
+        them."""
         for log, holes in self.holes.items():
             has = min(message.ends.get(log, 1), message.committed.get(log, 1))
             for lo, hi in holes[:HOLES_AT_ONCE]:
@@ -561,7 +575,7 @@ class Roles(HandlerMachine):
             self._pump()
 
     def _abandon_now(self) -> None:
-        """Truncate what the layer above has abandoned, once no other member has it."""
+        """Truncate the positions that the layer above has abandoned, if this is the only member."""
         if not self.abandoning or not (self.is_head and self.is_last):
             return
         for log, end in self.abandoning.items():
@@ -595,8 +609,8 @@ class Roles(HandlerMachine):
         self._send(peer, Stale(self.epoch, self.members, self.saved.lineage))
 
     def _current(self, peer: Peer, epoch: int) -> bool:
-        """Whether a message of this epoch is valid now. A sender that is behind is sent the
-        configuration; if we are behind, we query the service."""
+        """Whether a message of this epoch is valid now. If the sender's epoch is older, the sender
+        is sent the configuration; if ours is older, we query the service."""
         if epoch < self.epoch:
             self.counters["chain.stale"] += 1
             self._send_stale(peer)
@@ -651,10 +665,10 @@ class Roles(HandlerMachine):
         self._current(peer, message.epoch)
 
     def _leave(self) -> None:
-        """Propose to remove us: our disk does not work, or our log lacks positions."""
+        """Propose to remove this replica: its disk does not work, or its log lacks positions."""
         rest = tuple(m for m in self.members if m != self.me)
         since_ns = self.now_ns - self.config.suspect_ns
-        # Not if all others seem to be down: they may return with less than we have.
+        # Not if all others seem to be down: their logs may be shorter than ours.
         alive = any(self.heard_ns.get(m.name, since_ns - 1) >= since_ns for m in rest)
         if self.is_member and alive:
             self.counters["chain.left"] += 1
@@ -674,7 +688,7 @@ class Roles(HandlerMachine):
         if message.member.name != peer or not self._current(peer, message.epoch):
             return
         ahead = [x for x, end in message.ends.items() if end > self._log(x).stored]
-        if ahead:  # since replicas store before they forward, our disk must have lost something
+        if ahead:  # a replica forwards only what it has stored: our disk has lost something
             self.counters["chain.successor-ahead"] += 1
             self.ahead_ns[peer] = self.now_ns
             if peer == self.succ:
@@ -696,7 +710,7 @@ class Roles(HandlerMachine):
                 if self.join == PROPOSED:
                     return
                 self._ungate()  # the gate was for another learner
-            self.learner = Follower(peer, dict(message.ends), {})  # its Acks will follow
+            self.learner = Follower(peer, dict(message.ends), {})  # it will send Acks
             self.learner_member = message.member
             self.learner_sync = message
             self._want_patches(peer, message)
@@ -714,19 +728,19 @@ class Roles(HandlerMachine):
     # ------------------------------------------------------------ adding a learner
 
     def _gate(self, log: LogId) -> int:
-        """How far the tail may commit: while a learner is being added, only what the learner
-        has."""
+        """The end up to which the tail may commit. While a learner is being added, the tail may
+        commit only what the learner has stored, too."""
         stored = self.logs[log].stored
         if not self.join or self.learner is None:
             return stored
         return min(stored, self.learner.acked.get(log, 1))
 
     def _tend_learner(self) -> None:
-        """Take the next step with a learner: catching up → gating → proposed."""
+        """At the last member: take the next step with a learner (catching up, gating, proposed)."""
         learner, config = self.learner, self.config
         if learner is None or not self.is_last:
             return
-        for log, state in self.logs.items():  # a learner gets no Ack, so send it what is committed
+        for log, state in self.logs.items():  # an empty Forward tells the learner what is committed
             if learner.committed.get(log, 1) < state.committed <= learner.acked.get(log, 1):
                 learner.committed[log] = state.committed
                 self._send(learner.peer, Forward(self.epoch, log, (), state.committed))
@@ -744,9 +758,9 @@ class Roles(HandlerMachine):
             self.learner = None  # it will send another Sync
             return
         if not self.saved.clean or self.holes:
-            return  # our logs are not complete, and the learner would take them as complete (R8)
+            return  # our logs are incomplete, and the learner would not know that (R8)
         if not all(learner.publishers_kept.get(log, False) for log in self.logs):
-            return  # it cannot recognise retries yet (R4)
+            return  # the learner cannot recognise retries yet (R4)
         logs = self.logs.items()
         if not self.join:
             lag = sum(s.stored - learner.acked.get(x, 1) for x, s in logs)
@@ -758,7 +772,7 @@ class Roles(HandlerMachine):
             self._save(GATING, learner.peer)  # `_on_chain_saved` proposes
 
     def _on_chain_saved(self, epoch: int, then: str, peer: Peer) -> None:
-        """`saved` is on disk: do what had to wait for it."""
+        """`saved` is on disk: send the messages that had to wait for it."""
         if epoch != self.epoch:
             return
         self.kept_epoch = epoch
@@ -776,13 +790,14 @@ class Roles(HandlerMachine):
             self._propose((*self.members, self.learner_member))
 
     def _ack_as_learner(self, *logs: LogId) -> None:
-        """Report what we have to the tail, once a restart would not truncate it (R1)."""
+        """Report the ends of our logs to the tail. Only once our epoch is on disk: with an older
+        epoch, a restart would truncate the logs (R1)."""
         if self.active and not self.is_member and self.pred and self.kept_epoch == self.epoch:
             for log in logs:
                 self._send(self.pred, Ack(self.epoch, log, self._whole(log)))
 
     def _ungate(self) -> None:
-        """Stop gating commits on a learner that was not proposed yet."""
+        """Commit again without waiting for the learner, which was not proposed yet."""
         self.join = ""
         self.saved.joining = False
         for log in self.logs:

@@ -1,13 +1,15 @@
-"""The configuration service: which replicas form a chain, in which order, as numbered epochs.
+"""The configuration service: decides which replicas form a chain, and in which order.
 
-The interface is two messages: `Watch` (answered now and on every change) and `Propose` (compare and
-set on the epoch). This implementation keeps its table in memory and on its node's disk; another
-may keep it in etcd. It proposes nothing itself, and refuses what can never be safe: an epoch
-without a member of the last one, because its members might lack acknowledged events (R1).
+It runs in a region's witness. Each decision is a configuration with a number, the epoch. The
+interface is two messages: `Watch` (answered now and on every change) and `Propose` (compare and set
+on the epoch). This implementation keeps its table in memory and on its node's disk; another one
+could keep it in etcd. The service never changes a chain by itself. It refuses proposals that cannot
+be safe: an epoch without any member of the previous one, because its members might lack
+acknowledged events (R1).
 
 A service whose disk has lost changes (or is an older copy of itself) learns its earlier decisions
-from the replicas: each reports the epoch it knows. If the disk is known to have lost something, the
-service decides nothing until all replicas have reported.
+from the replicas, because each of them reports the epoch it knows. If the disk is known to have
+lost something, the service decides nothing until all replicas have reported.
 """
 
 from collections import Counter
@@ -47,9 +49,11 @@ class Count(msgspec.Struct, array_like=True):
 
 
 class ChainTable(msgspec.Struct, array_like=True):
+    """What the service has decided about one chain, and the serial numbers of its disks."""
+
     epoch: int = 0
     members: tuple[Member, ...] = ()
-    candidates: list[Member] = []
+    candidates: list[Member] = []  # replicas that have sent Watch, until the chain is founded
     lineage: int = 0
     counts: dict[str, Count] = {}  # by replica
 
@@ -77,10 +81,10 @@ class ConfigService(HandlerMachine):
         self.disk = disk
         self.tables = {chain: ChainTable() for chain in chains}
         self.watchers: dict[str, dict[Peer, bool]] = {chain: {} for chain in chains}
-        self.unsaved: dict[str, bool] = {}
-        # If our disk has lost changes: chain → the replicas that have reported; all must report.
+        self.unsaved: dict[str, bool] = {}  # chains whose newest epoch is not on disk yet
+        # If our disk has lost changes: chain → the replicas that have reported. All must report.
         self.amnesic: dict[str, dict[str, bool]] = {}
-        self.validated: dict[str, int] = {}  # epochs, by the last call of `validate`
+        self.validated: dict[str, int] = {}  # the epochs at the last call of `validate`
 
     def state(self, chain: str) -> ServiceState:
         """The service's state for a chain, derived here and nowhere else."""
@@ -159,11 +163,11 @@ class ConfigService(HandlerMachine):
         self._tell(peer, message.chain)
 
     def _count(self, table: ChainTable, message: Watch) -> int:
-        """Keep the sender's serial number. Returns 0, or the kept number if it is higher: then the
-        sender's disk is an older copy.
+        """Keep the sender's serial number, and return 0. If the sender's disk is an older copy of
+        itself, return the number that was kept before.
 
-        In that case the kept number does not change, so every Watch is answered with it until the
-        replica has taken a new identity.
+        In that case the kept number does not change. So every Watch is answered with it until the
+        replica has given its disk a new identity.
         """
         name, disk = message.member.name, message.member.disk
         known = table.counts.get(name)
@@ -180,7 +184,8 @@ class ConfigService(HandlerMachine):
         return 0
 
     def _learn(self, table: ChainTable, message: Watch) -> None:
-        """Take a later epoch from a replica: our disk is an older copy, or has lost changes."""
+        """If a replica knows a later epoch, take it: our disk is an older copy, or has lost
+        changes."""
         if message.epoch > table.epoch and message.members:
             self.counters["service.learned"] += 1
             table.epoch, table.members = message.epoch, message.members
@@ -208,8 +213,8 @@ class ConfigService(HandlerMachine):
             self._tell(peer, message.chain)
 
     def _is_safe(self, table: ChainTable, members: tuple[Member, ...]) -> bool:
-        """R1: a member of the last epoch remains, or a single replica founds its chain again
-        (R8)."""
+        """Whether these members may be the next ones. R1: a member of the last epoch must remain.
+        The replica of a chain of one may found its chain again with a new disk (R8)."""
         if not members or len({m.name for m in members}) < len(members):
             return False
         names = {m.name for m in table.members}
@@ -223,7 +228,7 @@ class ConfigService(HandlerMachine):
         self._save(chain)
 
     def _keep(self, chain: str) -> None:
-        """Write the table. No answer waits for it: serial numbers are not sent to others."""
+        """Write the table after a serial number has changed. No answer waits for this write."""
         if chain not in self.unsaved:
             token = (chain, -1)
             self.out.append(SaveState("chains", msgspec.msgpack.encode(self.tables), token))

@@ -1,24 +1,25 @@
 """The states of the chain's machines, and every transition between them, as data.
 
-Theory of operation. A replica has two independent states, the configuration service has one for
-each chain. All of them are derived from the machines' fields (`Roles.states`,
-`ConfigService.states`); nothing else stores them.
+A replica has two independent states. The configuration service has one state for each chain. All of
+them are derived from the machines' fields (`Roles.states`, `ConfigService.states`) and are stored
+nowhere else.
 
 **`ReplicaState`: the replica's place.** Every start begins in STARTING. The replica writes its
-identity and a higher serial number to its disk; when both are stored it is WAITING and requests the
-configuration from the service. The service's answer decides the rest. A member is HEAD, MIDDLE,
-TAIL or SOLE by its position. A replica that the configuration does not list is OUTSIDE; once the
-tail has answered its Sync it is a LEARNER. Only a LEARNER (or a replica that was one a moment ago)
-is added to a chain, always at the end, and it is NEW_TAIL until the old tail hands over. Members
-never change their order, so a member moves towards the head or leaves. A replica whose disk turns
-out to be an older copy takes a new identity and is STARTING again. If it is the only member of a
-chain of several replicas it cannot leave; it is RECOVERING until the layer above has asked the
-other regions (R8).
+identity and a higher serial number to its disk. When both are stored, it is WAITING and requests
+the configuration from the service, and the answer determines the next state. A member is HEAD,
+MIDDLE, TAIL or SOLE, depending on its position. A replica that the configuration does not list is
+OUTSIDE; once the tail has answered its Sync it is a LEARNER. Only a LEARNER (or a replica that was
+one a moment ago) is added to a chain, always at the end, and it is NEW_TAIL until the old tail
+hands over. Members never change their order, so a member moves towards the head or leaves. If the
+disk of a replica is found to be an older copy of itself, the replica takes a new identity and is
+STARTING again. If it is the only member of a chain of several replicas, it cannot leave. Then it is
+RECOVERING until the layer above has asked the other regions (R8).
 
-**`LearnerState`: what the last member does with a learner.** NONE → CATCHING_UP when a learner's
-Sync arrives → GATED when the learner has nearly caught up: from then on the tail commits only what
-the learner has, too → PROPOSED when a note of this is on disk. The next configuration ends it, with
-the learner as a member or without it.
+**`LearnerState`: what the last member does with a learner.** The state is NONE until a learner's
+Sync arrives; then it is CATCHING_UP. When the learner has nearly caught up, it is GATED: from then
+on the tail commits only what the learner has stored, too. When a note of this is on the tail's
+disk, the learner is PROPOSED to the service. The next configuration ends this state, with the
+learner as a member or without it.
 
 **`ServiceState`: what the configuration service may answer about a chain.** It sends configurations
 only in DECIDED, when its newest epoch is on its disk. RELEARNING means that the disk has lost
@@ -115,8 +116,8 @@ REPLICA_TRANSITIONS: dict[tuple[ReplicaState, str], frozenset[ReplicaState]] = {
     (RECOVERING, "RolledBack"): frozenset({STARTING}),
 }
 
-# Rows that 500 seeds of the swarm `sprinkler` do not meet, with the reasons. A step test in
-# tests/protocols/chain/test_states.py drives each of them.
+# Rows that do not occur in 500 seeds of the swarm (random fault test) `sprinkler`, with the
+# reasons. A step test in tests/protocols/chain/test_states.py tests each of them.
 _RARE = "Too rare for 500 seeds: "
 _SERVICE_FIRST = (
     f"{_RARE}the service reports an older copy before other regions do, unless it was rolled back "

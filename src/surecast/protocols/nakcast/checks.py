@@ -1,15 +1,16 @@
 """The guarantees of nakcast, checked on what publishers and readers can see.
 
-G1 in order, once: the events, voids and losses that a reader delivers cover the positions from its
-start on, one after another, without gap or overlap.
-G2 nothing missing: if a server is up and messages get through at all, each reader reaches the end
-of what was acknowledged.
-G3 a loss is a loss: only positions more than `repair_max` below the end are reported as lost, and
-none that retention has made void.
-G4 what was published: each event is the one that was acknowledged at its position, or at least one
-that was offered.
+G1 in order, once: the events, void ranges and losses that a reader delivers cover the positions
+from its start on, one after another, without gap or overlap.
+G2 nothing missing: if a server is up and some messages arrive, each reader reaches the end of what
+was acknowledged.
+G3 only real losses: only positions more than `repair_max` below the end are reported as lost, and
+none that retention has made void (obsolete).
+G4 what was published: each event is the one that was acknowledged at its position, or one that was
+offered and not acknowledged.
 
-A check takes a `Record`, which only applications write, and returns the violations it found.
+A check takes a `Record` and returns the violations it found. A record contains only what publishing
+and reading applications observe.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,8 @@ class Given(NamedTuple):
 
 @dataclass(slots=True)
 class Reading:
+    """What one reader delivered, in order."""
+
     reader: str
     start: int = 1
     given: list[Given] = field(default_factory=list)
@@ -50,12 +53,12 @@ class Reading:
 
 @dataclass(slots=True)
 class Record:
-    """One stream."""
+    """The history of one stream."""
 
     name: str
     repair_max: int
-    keep_last: int = 0  # what retention keeps; 0: everything
-    offered: Mapping[bytes, object] = field(default_factory=dict)  # values, each once
+    keep_last: int = 0  # the number of positions that retention keeps; 0: all
+    offered: Mapping[bytes, object] = field(default_factory=dict)  # all values; each is unique
     acked: Mapping[bytes, int] = field(default_factory=dict)  # value → position
     readings: Sequence[Reading] = ()
 

@@ -1,4 +1,4 @@
-"""The configuration of nakcast, at servers and readers."""
+"""The configuration of nakcast at a server (`NakcastConfig`) and at a reader (`ReaderConfig`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,13 +18,13 @@ class NakcastConfig:
     region: str
     owners: Mapping[str, str] = field(default_factory=dict)  # prefix of stream names → region
     repair_max: int = 100_000  # newest positions that are sent again; older ones are lost
-    beacon_ns: int = 20 * MS  # between beacons; a lost last batch goes unnoticed for so long
+    beacon_ns: int = 20 * MS  # time between beacons; after it, a lost last batch is noticed
     idle_beacon_ns: int = 1 * SECOND  # the longest time between beacons of an idle stream
     # A larger batch is split; a larger single event is sent over the session.
     datagram_bytes_max: int = 8 << 10
     answers_max: int = 128  # batches or void ranges in answer to one NAK
-    answer_bytes_max: int = 64 << 10  # of these batches, about; a socket's buffer holds them
-    reads_max: int = 16  # of the log, for one stream in one pass
+    answer_bytes_max: int = 64 << 10  # about how many bytes answer one NAK; a socket buffers them
+    reads_max: int = 16  # reads of the log for one stream in one pass
     followers_max: int = 100_000  # readers times streams; more get nothing, and raise an alarm
     alarm_ns: int = 60 * SECOND  # alarms end this long after the last loss or refusal
 
@@ -54,14 +54,16 @@ class NakcastConfig:
 
 @dataclass(frozen=True, slots=True)
 class ReaderConfig:
+    """The configuration of a reader."""
+
     servers: tuple[Peer, ...]  # of the region; each of them can serve the reader
-    window: int = 256  # early batches that are held; holes in one NAK
-    held_bytes_max: int = 8 << 20  # of the early batches of one stream
-    asks_max: int = 2  # streams with an open NAK
+    window: int = 256  # most early batches that are held, and most missing ranges in one NAK
+    held_bytes_max: int = 8 << 20  # most bytes of early batches of one stream
+    asks_max: int = 2  # most streams with an open NAK
     nak_ns: int = 20 * MS  # the shortest time without an answer before a NAK is sent again
     nak_ns_max: int = 1 * SECOND  # the longest such time
-    idle_ns: int = 3 * SECOND  # a server that is silent for so long is replaced by the next
-    # So is a server that sends nothing new for so long: it may have left its chain.
+    idle_ns: int = 3 * SECOND  # if a server is silent for this long, use the next server
+    # If a server sends nothing new for this long, use the next one: it may have left its chain.
     stale_ns: int = 10 * SECOND
 
     def validate(self) -> None:

@@ -1,4 +1,4 @@
-"""The client side of the delivery."""
+"""The client side of the delivery `nakcast`: what clients may do with its streams, its reader."""
 
 from collections import Counter
 
@@ -14,8 +14,8 @@ __all__ = ["Nakcast"]
 
 
 class Nakcast:
-    """Datagrams to the readers of one region; a reader that falls far behind loses positions, and
-    reports which."""
+    """Delivery by datagrams to the readers of one region. A reader that falls far behind loses
+    positions, and reports which."""
 
     name = "nakcast"
     ordered = True

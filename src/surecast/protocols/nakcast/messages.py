@@ -1,8 +1,8 @@
 """The messages of nakcast. Ranges are half-open.
 
-Data, Beacon, Nak and Gone are datagrams. A batch that is too large for one is split; a single event
-that is too large for one is sent over the session. Join and Leave are sent over the session, so
-that a server notices when a reader goes away.
+Data, Beacon, Nak and Gone are datagrams. A batch that is too large for a datagram is split; a
+single event that is too large is sent over the session (the FIFO connection between two nodes).
+Join and Leave are sent over the session, so that a server notices when a reader goes away.
 """
 
 from surecast.core.types import Batch, LogId, Message, tagged
@@ -15,18 +15,20 @@ class NakcastMessage(Message, tag=tagged("nakcast")):
 
 
 class Join(NakcastMessage):
-    """Send the stream from now on. Answered by Beacon."""
+    """Send the stream to the reader from now on. Answered by Beacon."""
 
     stream: LogId
 
 
 class Leave(NakcastMessage):
+    """Stop sending the stream to the reader."""
+
     stream: LogId
 
 
 class Data(NakcastMessage):
-    """A committed batch, or a void range, with its positions; sent once to all readers, and again
-    on a NAK."""
+    """A committed batch, or a range of void (obsolete) positions. Sent once to all readers, and
+    again to a reader that requests it with a Nak."""
 
     batch: Batch
 
@@ -34,7 +36,7 @@ class Data(NakcastMessage):
 class Beacon(NakcastMessage):
     """The end of the stream: `end` is the first position that is not committed yet.
 
-    `answers`: this is the last message of the answer to the NAK with that number; 0: to none.
+    If `answers` is not 0, this is the last message of the answer to the Nak with that number.
     """
 
     stream: LogId
@@ -43,7 +45,7 @@ class Beacon(NakcastMessage):
 
 
 class Nak(NakcastMessage):
-    """The reader misses these ranges [lo, hi), lowest first. It numbers its NAKs from 1 on."""
+    """The reader misses these ranges [lo, hi), lowest first. `number` counts its Naks from 1 on."""
 
     stream: LogId
     holes: tuple[tuple[int, int], ...]

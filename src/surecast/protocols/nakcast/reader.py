@@ -1,4 +1,4 @@
-"""A reader: puts batches in order, sends NAKs for holes, and reports what is lost."""
+"""A reader's machine: puts batches in order, requests missing ranges (NAK), and reports losses."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -31,14 +31,14 @@ WHY = "older than what is sent again (nakcast.repair_max)"
 class Followed:
     """One stream that the reader follows."""
 
-    next: int  # everything below is delivered or reported as lost
+    next: int  # all positions below are delivered or reported as lost
     joined_ns: int  # when the last Join was sent
     end: int = 1  # of the stream, by the last beacon or batch
     heard_ns: int = -1 << 62  # when its last beacon came
     number: int = 0  # of the last NAK
     asked_ns: int = 0  # when the last NAK was sent
-    answered_ns: int = 0  # when the last part of its answer came; `asked_ns` until then
-    held: dict[int, Batch] = field(default_factory=dict)  # early arrivals, by first position
+    answered_ns: int = 0  # when the last part of its answer came; `asked_ns` until the first part
+    held: dict[int, Batch] = field(default_factory=dict)  # early batches, by first position
     held_bytes: int = 0
 
 
@@ -60,12 +60,12 @@ class Reader(HandlerMachine):
         super().__init__(counters)
         self.config = config
         self.streams: dict[LogId, Followed] = {}
-        self.behind: dict[LogId, None] = {}  # streams that may have holes, the next NAK's first
-        self.asking: dict[LogId, None] = {}  # those with an open NAK
-        self.wait_ns = config.nak_ns  # for an answer; adapted to the measured round trips
+        self.behind: dict[LogId, None] = {}  # streams that may miss ranges, in the order of NAKs
+        self.asking: dict[LogId, None] = {}  # streams with an open NAK
+        self.wait_ns = config.nak_ns  # time to wait for an answer, by the measured round trips
         self.has_timer = False  # the timer "nak" is set
-        self.target = 0  # the current server, in `config.servers`
-        self.progress_ns = 0  # when something new came
+        self.target = 0  # the current server, as an index of `config.servers`
+        self.progress_ns = 0  # when something new was last received
 
     # ------------------------------------------------------------ the server
 
@@ -102,7 +102,7 @@ class Reader(HandlerMachine):
         if self.streams and len(self.config.servers) > 1 and (silent or stale):
             self._join_next()
             return
-        for stream in silent:  # the server did not know the stream, or no longer knows us
+        for stream in silent:  # the server did not know the stream, or has removed this reader
             self.streams[stream].joined_ns = self.now_ns
             self._send(self._server, Join(stream))
 
@@ -132,7 +132,7 @@ class Reader(HandlerMachine):
 
     def _followed(self, peer: Peer, stream: LogId) -> Followed | None:
         if peer != self._server:
-            return None  # from a former server; the current one has the same batches
+            return None  # sent by a former server; the current one sends the same batches
         return self.streams.get(stream)
 
     def _take(self, followed: Followed, batch: Batch) -> None:
@@ -149,11 +149,11 @@ class Reader(HandlerMachine):
                 followed.held_bytes += batch.nbytes
             self.behind[batch.stream_id] = None
             self._set_timer()
-            return  # if there was no room, it is dropped and requested again
+            return  # a batch for which there was no room is requested again
         self._deliver(followed, [batch])
 
     def _deliver(self, followed: Followed, ready: list[Batch]) -> None:
-        """Deliver `ready`, and the held batches that follow without a gap. Batches may overlap."""
+        """Deliver `ready`, and the held batches that follow without a gap. Overlaps are cut."""
         stream, fresh = ready[0].stream_id, []
         while ready:
             batch = ready.pop()
@@ -179,7 +179,7 @@ class Reader(HandlerMachine):
         if message.answers and message.answers == followed.number and stream in self.asking:
             self.wait_ns = self._wait_ns(followed)
             del self.asking[stream]
-            self.behind.pop(stream, None)  # re-inserted below, at the end: other streams come first
+            self.behind.pop(stream, None)  # inserted again below, as the last: others come first
         if followed.next < followed.end:
             self.behind[stream] = None
         self._ask()
@@ -192,15 +192,15 @@ class Reader(HandlerMachine):
         return min(max(wait_ns, self.config.nak_ns), self.config.nak_ns_max)
 
     def _answered(self, stream: LogId, followed: Followed) -> None:
-        """A part of an answer came. The first part may shorten `wait_ns`, which lost NAKs
-        double."""
+        """Note that a part of an answer came. The first part of an answer may shorten `wait_ns`,
+        which is doubled for each NAK that is lost."""
         if stream in self.asking and followed.answered_ns == followed.asked_ns:
             self.wait_ns = min(self.wait_ns, self._wait_ns(followed))
         followed.answered_ns = self.now_ns
 
     def _ask(self) -> None:
-        """Send NAKs for streams with holes, for `asks_max` streams at a time; a stream gets the
-        next one only after the answer."""
+        """Send NAKs for streams with missing ranges, for at most `asks_max` streams at a time. The
+        next NAK for a stream is sent only after the answer to the previous one."""
         for stream in list(self.behind):
             if len(self.asking) >= self.config.asks_max:
                 break
@@ -218,12 +218,12 @@ class Reader(HandlerMachine):
             self._set_timer()
 
     def _look_for_answers(self) -> None:
-        """G2: repeat NAKs that were lost, or whose answers were, with a growing wait."""
+        """G2: repeat NAKs without an answer, after longer and longer waits."""
         for stream in list(self.asking):
             followed = self.streams[stream]
             if self.now_ns - followed.answered_ns >= self.wait_ns:
                 del self.asking[stream]
-                # Otherwise only the end of the answer was lost.
+                # Wait longer if the whole answer is missing. Otherwise only its end was lost.
                 if followed.answered_ns == followed.asked_ns:
                     self.wait_ns = min(2 * self.wait_ns, self.config.nak_ns_max)
         self._ask()
@@ -245,7 +245,8 @@ class Reader(HandlerMachine):
         return [(lo, hi) for lo, hi in holes if lo < hi][: self.config.window]
 
     def _on_gone(self, peer: Peer, message: Gone) -> None:
-        """Everything between the voids that is not held is lost (G3)."""
+        """Deliver the void ranges in the message. All other positions of its range that are not
+        held are lost (G3)."""
         stream = message.stream
         followed = self._followed(peer, stream)
         if followed is None:
@@ -260,6 +261,7 @@ class Reader(HandlerMachine):
         self._lose(stream, followed, message.hi)
 
     def _lose(self, stream: LogId, followed: Followed, end: int) -> None:
+        """Report positions up to `end` as lost, except those of held batches: deliver these."""
         while followed.next < end:
             held = min((lo for lo in followed.held if lo < end), default=end)
             assert held > followed.next

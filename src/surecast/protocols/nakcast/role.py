@@ -1,4 +1,4 @@
-"""The server side of the delivery: configuration, layer, alarms, status, metrics."""
+"""Nakcast as a role, the server side: configuration, layer, alarms, status, metrics."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

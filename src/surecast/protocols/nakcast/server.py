@@ -1,7 +1,7 @@
 """The server side, at one replica: sends committed batches to followers and answers NAKs.
 
-A layer over the stream service, which keeps the log. Every replica serves the readers that joined
-it with what is committed here, so a reader may change replicas at any position.
+This is a layer over the stream service, which keeps the log. Every replica sends what is committed
+to the readers that have joined it. So a reader may change to another replica at any position.
 """
 
 from collections import Counter
@@ -46,15 +46,15 @@ from surecast.protocols.nakcast.messages import Beacon, Data, Gone, Join, Leave,
 __all__ = ["DELIVERY", "LAYER", "NakcastServer"]
 
 DELIVERY = "nakcast"  # the value of `StreamInfo.delivery`
-LAYER = "nakcast"  # the name of this layer in a replica: that of the role
-VOID_BYTES = 160  # of a void range in a message, at most
+LAYER = "nakcast"  # the name of this layer in a replica, which is also the name of the role
+VOID_BYTES = 160  # most bytes of a void range in a message
 
 
 @dataclass(slots=True)
 class Group:
     """The readers of one stream at this replica."""
 
-    sent: int  # everything below was sent once
+    sent: int  # all positions below were sent once
     interval_ns: int  # between beacons; it grows while the stream is idle
     due_ns: int  # when the next beacon is due
     event_bytes: float = 100.0  # estimated size of an event, from what was last sent again
@@ -63,7 +63,7 @@ class Group:
 
 @dataclass(slots=True)
 class Room:
-    """What may still be sent in answer to one NAK."""
+    """How much may still be sent in answer to one NAK."""
 
     answers: int
     nbytes: int
@@ -127,7 +127,8 @@ class NakcastServer(HandlerMachine):
             self._review(stream)
 
     def _review(self, stream: LogId) -> None:
-        """A chain that lost its logs assigns no positions before they are recovered."""
+        """Suspend or resume the assignment of positions: a chain that has lost its logs assigns no
+        positions before they are recovered."""
         if self.is_head:
             command = Resume(stream) if self.is_clean else Suspend(stream, "recovering")
             self.out.append(PassDown(command))
@@ -147,13 +148,13 @@ class NakcastServer(HandlerMachine):
             group.sent = min(group.sent, event.end)
 
     def _on_handed(self, event: Handed) -> None:
-        """A stream is created only in the region that owns its name."""
+        """Create streams only in the region that owns their names; refuse all other requests."""
         if event.what == "create":
             config, message = self.config, event.message
             here = owner_of(config.owners, message.name, config.region) == config.region
             command: Any = Refuse(event.peer, message, "other-region")
             self.out.append(PassDown(Create(event.peer, message) if here else command))
-        elif event.what == "publish":  # to a stream whose owner was another region before
+        elif event.what == "publish":  # to a stream that another region owns
             self.out.append(PassDown(Refuse(event.peer, event.message, "owner-unreachable")))
 
     # ------------------------------------------------------------ readers
@@ -163,7 +164,7 @@ class NakcastServer(HandlerMachine):
         end = self.service.shown_end(stream)
         if stream not in self.streams or not end:
             self.counters["nakcast.unknown-stream"] += 1
-            return  # the reader joins again, here or at another replica
+            return  # without an answer, the reader joins again, here or at another replica
         group = self.groups.get(stream)
         if group is None or peer not in group.followers:
             if self.followers >= config.followers_max:
@@ -223,8 +224,8 @@ class NakcastServer(HandlerMachine):
             self._send_news(stream, self.groups[stream])
 
     def _send_news(self, stream: LogId, group: Group) -> None:
-        """Send newly committed events, once, to all followers; what exceeds `reads_max` is sent in
-        the next pass."""
+        """Send newly committed events, once, to all followers. After `reads_max` reads of the log,
+        the rest is sent in the next pass."""
         config, service = self.config, self.service
         for _ in range(config.reads_max):
             batches = service.readable(stream, group.sent) if self._has_more(stream, group) else []
@@ -258,7 +259,7 @@ class NakcastServer(HandlerMachine):
 
     def _send_piece(self, peer: Peer, message: Data) -> None:
         fits = message.batch.nbytes <= self.config.datagram_bytes_max
-        if fits or peer not in self.congested:  # else the reader misses it and sends a NAK
+        if fits or peer not in self.congested:  # else it is not sent, and the reader sends a NAK
             self.out.append(Send(peer, message, reliable=not fits))
 
     def _alarm(self) -> None:
@@ -282,15 +283,16 @@ class NakcastServer(HandlerMachine):
             self.out.append(SetTimer("beacon", self.now_ns + config.beacon_ns))
 
     def _send_end(self, stream: LogId, peers: Iterable[Peer]) -> None:
-        """Send the End event of a deleted stream: a reader that begins after it misses nothing, and
-        so would never send a NAK for it."""
+        """Send the End event, the last event of a deleted stream. A reader that begins after it
+        misses no position, so it would never request it."""
         for batch in self.service.end_event(stream):
             self.out += [Send(peer, Data(batch), reliable=False) for peer in peers]
 
     # ------------------------------------------------------------ answering
 
     def _on_nak(self, peer: Peer, message: Nak) -> None:
-        """The peer is not trusted: any numbers may come, and the work for one NAK is bounded."""
+        """Answer a NAK. The peer is not trusted: any numbers are accepted, and the work for one NAK
+        is bounded."""
         stream, config = message.stream, self.config
         group = self.groups.get(stream)
         if group is None or peer not in group.followers:
@@ -302,7 +304,7 @@ class NakcastServer(HandlerMachine):
         for first, last in message.holes[: config.answers_max]:
             lo, hi = max(first, 1), min(last, end)
             if lo < min(hi, floor):
-                if not has_sent_gone:  # once: the reader sends a NAK for further old holes
+                if not has_sent_gone:  # once: the reader sends another NAK for other old ranges
                     self._tell_gone(peer, stream, lo, min(hi, floor))
                 has_sent_gone, lo = True, floor
             self._send_again(peer, stream, group, lo, hi, room)
@@ -311,7 +313,7 @@ class NakcastServer(HandlerMachine):
     def _send_again(
         self, peer: Peer, stream: LogId, group: Group, lo: int, hi: int, room: Room
     ) -> None:
-        """Send [lo, hi) from the log, as far as there is room; not much more is read."""
+        """Send [lo, hi) from the log, as far as `room` allows. Not much more than this is read."""
         while lo < hi and room.is_left:
             upto = min(hi, lo + max(1, int(room.nbytes / group.event_bytes)))
             batches = self.service.readable(stream, lo, upto)
@@ -330,13 +332,14 @@ class NakcastServer(HandlerMachine):
 
     def _tell_gone(self, peer: Peer, stream: LogId, lo: int, hi: int) -> None:
         """Send Gone for [lo, hi), with the void ranges that fit into one message. If not all fit,
-        `hi` is lower, and the reader sends a NAK for the rest."""
+        the message ends at a lower position, and the reader sends a NAK for the rest."""
         fit = self.config.datagram_bytes_max // VOID_BYTES
         voids, hi = self.service.voids(stream, lo, hi, min(fit, self.config.answers_max))
         if lo < hi:
             lost = hi - lo - sum(void.count for void in voids)
             self.counters["nakcast.positions-lost"] += lost
-            if lost and lo > 1:  # else the reader has just begun at the earliest position
+            # For the alarm, losses of a reader that has just begun at position 1 do not count.
+            if lost and lo > 1:
                 self.losing[stream] = self.losing.get(stream, 0) + lost
                 self._alarm()
             self.out.append(Send(peer, Gone(stream, lo, hi, tuple(voids)), reliable=False))

@@ -4,23 +4,25 @@ Problem. Send updates to many machines in a few datacenters without losing any, 
 servers fail, and without keeping forever what newer events have made obsolete.
 
 Idea. Each stream is owned by one region, which assigns positions to its events. Regions advertise
-the ends of their copies; each pulls every stream from one other region that is ahead, not
-necessarily the owner. Publishers declare which events are obsolete: retention rules and `collect`
-events turn positions into *voids*, which are kept and sent as ranges. Inside a region, clients
-notify each other of new events, get most events from each other and the rest from a server.
+the ends of their copies of streams. Each region pulls a stream from one other region that is ahead,
+which is not necessarily the owner. Publishers declare which events are obsolete: retention rules
+and `collect` events make positions *void*, and void positions are kept and sent as ranges. Inside a
+region, clients form a *mesh* for each stream: they notify each other of new events, get most events
+from each other and the rest from a server.
 
-Streams themselves (directory, publishing, retention, readers) are `protocols.streams`; the server
-side of this delivery is two layers above it.
+Users choose this protocol as the delivery `broadcast`. The directory of streams, publishing,
+retention and other readers belong to `protocols.streams`. The server side of this delivery is two
+layers above it.
 
 Files
     config.py           the configuration; `paper()` has the paper's own values
     messages.py         messages between regions, and between members of a mesh
     region_sync.py      the layer between regions: advertise, pull, serve
-    sources.py          where to pull a stream from: advertisements and switching
-    recovery.py         an owner that has lost part of its streams
-    forks.py            two histories of a stream: detected, reported, resolved
-    forwarding.py       requests of clients for streams that another region owns
-    mesh_server.py      the layer of servers in the meshes of the region's clients
+    sources.py          decides from which region a stream is pulled
+    recovery.py         recovers the streams of an owner that has lost part of them
+    forks.py            detects and resolves two different histories of a stream
+    forwarding.py       forwards clients' requests for streams that another region owns
+    mesh_server.py      the layer with which a server takes part in the meshes of clients
     mesh_peer.py        a client in a mesh: requests, answers, delivers
     mesh_membership.py  its base class: neighbours, and notifications to them
     delivery.py, role.py, observe.py   the client side and the server side, for the registry; alarms

@@ -1,17 +1,21 @@
-"""Sprinkler's guarantees, checked on what publishers sent and got acknowledged, and readers got.
+"""Checks of Sprinkler's guarantees, for tests and swarms (random fault tests).
 
-The checks use none of the code that they check: retention is computed again by plain loops over
-plain rows. A `Record` holds the history of one stream as its publishers and its readers saw it.
+The checks use only what publishers sent, what was acknowledged to them, and what readers got. A
+`Record` has this history of one stream. The checks use none of the code that they check: retention
+is computed again by plain loops over plain rows.
 
-G1 only published events, or voids of events that were published and collected
-G2 strictly rising positions, contiguous from the start
-G3 a publisher's order is the order of positions
-G4 every event, or a void over it and later a delivered event that collects it
-G5 nothing collects what comes later; no void without a collecting event (R11)
-G6 what a region holds is exactly what the rules leave, live and void without overlap
+A position is *void* if a later event has collected its event: a GC event, an event with the same
+key, or the retention policy. Readers get void positions as ranges with a reason.
+
+G1 a reader gets only published events, and void positions of events that were published
+G2 positions are strictly rising, contiguous from the reader's start
+G3 the order in which a publisher publishes is the order of positions
+G4 a reader gets every event, or a void position for it and later an event that collects it
+G5 no event collects a later one; no position is void without an event that collects it (R11)
+G6 a region has exactly the events that the rules leave, and all other positions are void
 G7 the newest event is never void
-G9 all readers reach the same end, after everything acknowledged
-G10 no acknowledged event lost, no position assigned twice, no retry published twice
+G9 all readers reach the same end, after everything that was acknowledged
+G10 no acknowledged event is lost, no position is assigned twice, no retry is published twice
 """
 
 from collections.abc import Iterator
@@ -67,11 +71,11 @@ class Reading:
 
     reader: str
     position: int = 1
-    settled: int = 1  # of an audit: the end of the stream when the audit began
+    settled: int = 1  # for an audit: the end of the stream when the audit began
     events: list[Event] = field(default_factory=list)
     voids: list[tuple[int, int, int]] = field(default_factory=list)  # (lo, hi, reason)
     faults: list[str] = field(default_factory=list)
-    left: bool = False  # it has stopped reading
+    left: bool = False  # the reader has stopped reading
     lost: list[tuple[int, int, str]] = field(default_factory=list)  # (lo, hi, why), as reported
 
     def take(self, batches: tuple[Batch, ...]) -> None:
@@ -94,7 +98,7 @@ class Reading:
             self.position = batch.hi
 
     def lose(self, lo: int, hi: int, why: str) -> None:
-        """[lo, hi) was reported to it as lost."""
+        """[lo, hi) was reported to the reader as lost."""
         if lo != self.position or hi <= lo:
             self.faults.append(f"G2 {self.reader}: at {self.position}, lost [{lo}, {hi})")
         self.lost.append((lo, hi, why))
@@ -115,6 +119,8 @@ class Record:
 
 @dataclass(slots=True)
 class Tally:
+    """Counts and violations of all checked streams."""
+
     published: int = 0
     acked: int = 0
     delivered: int = 0
@@ -165,7 +171,7 @@ def _all_positions_are_known(
 ) -> None:
     """G1, G10: if every publish was acknowledged, every position has a published event.
 
-    (A keep_for stream may have had expiry events that were void before any reader got them.)
+    Not checked for keep_for streams: their expiry events may be void before any reader gets them.
     """
     if len(record.acked) < len(record.offered) or isinstance(record.policy, KeepFor):
         return
@@ -178,11 +184,11 @@ def _all_positions_are_known(
 def _is_exactly_what_is_left(
     record: Record, audit: Reading, truth: dict[int, Event], tally: Tally
 ) -> None:
-    """G6: at the end a region holds what the rules leave, no more and no less."""
+    """G6: at the end, a region has exactly the events that the rules leave."""
     name = f"{record.stream}: {{}} {audit.reader}"
     held = {event.seq for event in audit.events}
-    # New rules may come while the audit reads (expiry does): what it holds is checked by the rules
-    # that existed when it began, what it lacks by all of them.
+    # New rules, such as expiry, may be appended while the audit reads. So events that the audit got
+    # are checked with the rules that existed when it began, events that it lacks with all rules.
     before = {seq: event for seq, event in truth.items() if seq < audit.settled}
     extra = {s for s in held if s < audit.settled} - _Collectors(record.policy, before).live()
     missing = _Collectors(record.policy, truth).live() - held
@@ -196,7 +202,8 @@ def _is_exactly_what_is_left(
 def _events_are_genuine(
     record: Record, reading: Reading, truth: dict[int, Event], tally: Tally
 ) -> None:
-    """G1, and no position with two events, no event at two positions."""
+    """G1, G10: all events are published ones, no position has two events, and no event has two
+    positions."""
     seen: dict[bytes, int] = {}
     for event in reading.events:
         known = truth.setdefault(event.seq, event)
@@ -222,7 +229,7 @@ def _events_are_genuine(
 
 
 def _is_expiry(record: Record, event: Event) -> bool:
-    """Whether the event is an expiry in a keep_for stream, the only events that a head makes."""
+    """Whether this is an expiry event of a keep_for stream. No other events are made by a head."""
     if event.kind != COLLECT:
         return False
     rule = retention.decode_collect(event.value)
@@ -236,7 +243,7 @@ def _is_expiry(record: Record, event: Event) -> bool:
 
 
 def _acks_hold(record: Record, truth: dict[int, Event], tally: Tally) -> None:
-    """G10: each acknowledged event is at its acknowledged position, or was collected there."""
+    """G10: each acknowledged event is at its acknowledged position, or that position is void."""
     given: dict[int, bytes] = {}
     reached = max((r.position for r in (*record.readings, *record.audits)), default=1)
     at = {event.value: seq for seq, event in truth.items()}
@@ -255,10 +262,10 @@ def _acks_hold(record: Record, truth: dict[int, Event], tally: Tally) -> None:
             tally.violations.append(
                 f"{record.stream}: G10 {value[:40]!r} stands at {seq} and at {at[value]}"
             )
-        elif known is None:  # void for all readers: take the event as the publisher offered it
+        elif known is None:  # void for all readers: use the event as the publisher offered it
             o = record.offered[value]
             truth[seq] = Event(seq, 0, o.kind, o.key, o.value, o.tag)
-    # No reader saw the time of these events; it is at least that of the events before them.
+    # No reader got these events, so their times are not known. Use the time of the event before.
     latest_ns = 0
     for seq in sorted(truth):
         if truth[seq].time_ns == 0:
@@ -301,15 +308,15 @@ def _voids_are_explained(
     collectors: "_Collectors",
     tally: Tally,
 ) -> None:
-    """G4, G5, R11: for each void, this reader later got a live event that collects it."""
+    """G4, G5, R11: for each void position, the reader also got an event that collects it."""
     got = {event.seq for event in reading.events}
-    if reading.left:  # it would have got the later events if it had continued
+    if reading.left:  # the reader would have got the later events if it had continued
         got |= {seq for seq in truth if seq >= reading.position}
     for lo, hi, reason in reading.voids:
         for seq in range(lo, hi):
             event = truth.get(seq)
             if event is None:
-                continue  # never acknowledged and never delivered live: the event is not known
+                continue  # the event is not known: it was neither acknowledged nor delivered
             if not collectors.explain(event, reason, got):
                 tally.lost += 1
                 tally.violations.append(
@@ -320,7 +327,8 @@ def _voids_are_explained(
 
 
 class _Collectors:
-    """Which events collect which, computed by plain loops (the oracle for the kernels)."""
+    """Which events make which events void (*collect* them), computed by plain loops. The results of
+    the compiled code are compared with this."""
 
     def __init__(self, policy: Policy, truth: dict[int, Event]) -> None:
         self.truth = truth
@@ -328,14 +336,15 @@ class _Collectors:
         self.rules: list[tuple[int, Collect]] = []
         self.by_key: dict[bytes, list[int]] = {}  # keyed events under latest_per_key
         self.windows: list[tuple[int, list[int]]] = []  # (n, the events under keep_last(n))
-        # A change to latest_per_key collects at once all but the newest event of each key.
+        # CONFIG events. (`switches`: those that change the policy to latest_per_key, with the
+        # newest event of each key at that time. They collect all other events with keys.)
         self.configs: list[int] = []
-        self.ends: list[int] = []  # of a deleted stream
+        self.ends: list[int] = []  # End events, which delete the stream
         self.switches: list[tuple[int, dict[bytes, int]]] = []
         newest: dict[bytes, int] = {}
         for seq in sorted(truth):
             event = truth[seq]
-            if event.kind == CONFIG:  # it counts as an event under its own policy
+            if event.kind == CONFIG:  # a CONFIG event counts as an event under its own policy
                 self.configs.append(seq)
                 config = retention.decode_config(event.value)
                 before = policy
@@ -398,7 +407,7 @@ class _Collectors:
         if newest is None:
             newest = self.newest[event.seq] = tuple(islice(self.of(event), 8))
         if any(r == reason for _, r in newest) and any(seq in got for seq, _ in newest):
-            return True  # the usual case, without scanning the whole history of a popular key
+            return True  # the usual case, which avoids a scan of the whole history of a popular key
         return any(r == reason for _, r in self.of(event)) and any(
             seq in got for seq, _ in self.of(event)
         )
@@ -424,5 +433,5 @@ def _matches(rule: Collect, event: Event) -> bool:
 
 
 def surviving(policy: Policy, events: list[Event]) -> set[int]:
-    """The positions that the rules leave of a whole history."""
+    """The positions of a complete history that are live under these rules."""
     return _Collectors(policy, {event.seq: event for event in events}).live()

@@ -25,17 +25,17 @@ class MeshConfig:
     """
 
     view_max: int = 20  # V: peers known, for each stream
-    fanout: int = 4  # F: peers drawn from the view that are notified of new events at once
-    server_fanout: int = 4  # the same for a server: its uplink carries a copy for each
+    fanout: int = 4  # F: how many peers are drawn from the view and notified of new events
+    server_fanout: int = 4  # the same for a server, which sends the new events to each of them
     shuffle_ns: int = 1 * SECOND  # S: how often these peers are drawn again
     gossip_ns: int = 1 * SECOND  # G: how often a view is sent to a neighbour
-    server_every: int = 10  # one of so many gossips goes to the region's server: heals partitions
+    server_every: int = 10  # one of this many views goes to the server, so that partitions heal
     # Peers that were drawn notify in return, no peer is notified of events it is known to have, and
     # peers are drawn again only if there were new events. False: as in the paper, without these
     # savings.
     mutual: bool = True
-    notify_gap_ns: int = 5 * MS  # under load, notify of several deliveries at once, this far apart
-    notify_bytes: int = 64 << 10  # notify at once if there are so many bytes of new events
+    notify_gap_ns: int = 5 * MS  # least time between notifications; deliveries in it share one
+    notify_bytes: int = 64 << 10  # notify earlier if there are this many bytes of new events
     meshes_max: int = 10_000  # streams that have a mesh, at one server
 
     def __post_init__(self) -> None:
@@ -66,7 +66,8 @@ class SprinklerConfig:
     regions: dict[str, tuple[Peer, ...]] = field(default_factory=dict)  # every region's replicas
     owners: dict[str, str] = field(default_factory=dict)  # prefix of names → region that owns them
     advertise_ns: int = 100 * MS  # A: how often a region advertises the ends of its copies
-    # A_dead, in advertisement periods: a source that is silent or stuck this long is given up.
+    # A_dead, in advertisement periods. A source region is given up if it is silent this long, or
+    # is ahead but sends no events this long.
     dead_after: int = 5
     switching: str = "production"  # or "literal": the paper's rule, which can stall
     literal_damping: float = 1.0  # C of the literal rule, in event seconds
@@ -118,16 +119,16 @@ class ClientConfig:
     replicas: tuple[Peer, ...]  # of its own region, the preferred one first
     mesh: MeshConfig = field(default_factory=MeshConfig)
     keep_bytes_max: int = 8 << 20  # delivered events kept for peers, for each stream
-    early_bytes_max: int = 8 << 20  # events held that arrived before earlier ones, for each stream
-    reply_bytes_max: int = 256 << 10  # one message to a peer
+    early_bytes_max: int = 8 << 20  # early events held until lower positions come, for each stream
+    reply_bytes_max: int = 256 << 10  # bytes of one message to a peer
     deadline_rtts: int = 3  # a peer's deadline for an answer, in round trips
-    deadline_ns_min: int = 20 * MS  # the least such deadline
-    server_retry_ns: int = 500 * MS  # if a server is silent for so long, ask the next replica
-    silence_ns: int = 1 * SECOND  # if nothing new comes for so long, ask a server
+    deadline_ns_min: int = 20 * MS  # the least deadline for an answer
+    server_retry_ns: int = 500 * MS  # if a server is silent for this long, ask the next replica
+    silence_ns: int = 1 * SECOND  # if nothing new comes for this long, ask a server
     silence_ns_max: int = 8 * SECOND  # while servers have nothing new, the time grows up to this
-    asks_max: int = 64  # open requests, for each stream
-    sessions_max: int = 400  # above it, sessions with peers no longer known are closed
-    streams_max: int = 1_000
+    asks_max: int = 64  # most open requests, for each stream
+    sessions_max: int = 400  # above this, sessions with peers that are no longer known are closed
+    streams_max: int = 1_000  # most streams that the client follows
 
     def __post_init__(self) -> None:
         if not self.replicas:
@@ -140,26 +141,27 @@ class ClientConfig:
 
 
 def paper_mesh(**options: Any) -> MeshConfig:
-    """The mesh as in the paper: every shuffle notifies all peers it drew, whatever they have, and a
-    server notifies as many as a client does."""
+    """The mesh as in the paper: each shuffle notifies all drawn peers, even of events they have,
+    and a server notifies as many peers as a client does."""
     printed: dict[str, Any] = {"shuffle_ns": 30 * MS, "mutual": False, "notify_gap_ns": 0}
     server_fanout = options.get("fanout", MeshConfig().fanout)
     return MeshConfig(**{"server_fanout": server_fanout, **printed, **options})
 
 
 def bulk_mesh(**options: Any) -> MeshConfig:
-    """For streams that fill uplinks: fewer peers are notified at once, because each requests a lot.
+    """A mesh for streams that fill uplinks: fewer peers are notified at the same time, because each
+    of them requests many events.
 
     Since peers notify in return, a fanout of two gives about four neighbours. A stalled client
-    costs its neighbours more than with the defaults. Use it with
+    delays its neighbours for longer than with the defaults. Use this with
     `ClientConfig(deadline_ns_min=BULK_DEADLINE_NS)`.
     """
     return MeshConfig(**{"fanout": 2, "server_fanout": 1, **options})
 
 
-BULK_DEADLINE_NS = 100 * MS  # an answer may wait this long in a full uplink
+BULK_DEADLINE_NS = 100 * MS  # an answer may have to wait this long if an uplink is full
 
 
 def paper(region: str, name: Peer, regions: dict[str, tuple[Peer, ...]]) -> SprinklerConfig:
-    """The switching rule and the mesh as in the paper."""
+    """A configuration with the switching rule and the mesh of the paper."""
     return SprinklerConfig(region, name, regions, switching="literal", mesh=paper_mesh())

@@ -1,5 +1,8 @@
-"""The client side of the delivery: publishing and thin readers of the stream service, and the
-mesh."""
+"""The client side of the delivery `broadcast`: which machines a client uses for its streams.
+
+Publishers, and readers that are fed only by a server, are those of the stream service. A reader in
+the mesh is a `MeshPeer`.
+"""
 
 from collections import Counter
 

@@ -1,16 +1,17 @@
-"""Two regions with different events at the same positions: detected, reported, and resolved.
+"""Detects and resolves forks: two regions with different events at the same positions of a stream.
 
-An owner whose disk was replaced by an older copy, while no other region could be reached, assigns
-positions again that it had assigned before. Therefore regions compare some of their newest events
-when they first exchange advertisements after either of them was started, and exchange nothing of a
-stream before that. The history whose newest event is *older* stays. The other region searches for
-the first position that differs, copies its own events from there on to a separate stream
-(`_quarantine.<name>.<position>`, with the positions they had), truncates them, and pulls what it
-then lacks.
+A fork can arise if the disk of a stream's owner was replaced by an older copy of itself while no
+other region could be reached: the owner then assigns positions that it had assigned before.
+Therefore regions compare some of their newest events when they exchange advertisements for the
+first time after either of them was started, and exchange nothing of a stream before that. If two
+histories differ, the one whose newest event is *older* is kept. The other region searches for the
+first position that differs, copies its own events from there on to a separate stream
+(`_quarantine.<name>.<position>`, at the same positions), truncates them, and pulls the positions
+that it then lacks.
 
-The heads of both regions compare, independently, with the tail of the other. `Compare` names
-positions, `Compared` has the marks of the events there: a time and a digest, which compaction does
-not change. For a void position, the mark is that of the next row below.
+The heads of both regions compare, independently of each other, with the tail of the other region.
+`Compare` lists positions. `Compared` has the *marks* of the events there: time and digest, which
+compaction does not change. For a void position, it is the mark of the next lower event.
 """
 
 import hashlib
@@ -32,13 +33,13 @@ from surecast.protocols.sprinkler.sources import Copy, PeerRegion, Regions
 
 __all__ = ["Forks", "Quarantined", "mark_of"]
 
-STREAMS_AT_ONCE: Final = 50  # compared by one message: about 10 ms of work for the receiver
-SEQS_MAX: Final = 64  # positions of a stream in one message
-BACK: Final = (1, 2, 6, 24)  # positions before the end that are compared first
-NEAR: Final = (0, 64, 512, 4096, 32768)  # how far below a void position a row is looked for
-STEPS: Final = 16  # positions between two known ones, in a search
-DONE_MAX: Final = 100  # truncated histories that are kept for the alarm
-COPY_BYTES: Final = 256 << 10  # of a history that is copied, in one append
+STREAMS_AT_ONCE: Final = 50  # streams in one Compare: about 10 ms of work for the receiver
+SEQS_MAX: Final = 64  # positions of a stream in one Compare
+BACK: Final = (1, 2, 6, 24)  # distances from the end of the positions that are compared first
+NEAR: Final = (0, 64, 512, 4096, 32768)  # how far below a void position an event is looked for
+STEPS: Final = 16  # positions that one step of a search compares
+DONE_MAX: Final = 100  # truncated histories that are listed in the alarm
+COPY_BYTES: Final = 256 << 10  # bytes of a history that are copied by one append
 PREFIX: Final = "_quarantine"
 
 
@@ -61,7 +62,7 @@ class Question:
 
 @dataclass(slots=True)
 class Meeting:
-    """The comparison with one region, since the last start of its tail (`life`)."""
+    """The comparison with one region. It is valid for one start (`life`) of that region's tail."""
 
     life: bytes
     todo: list[LogId]  # streams not compared yet
@@ -76,9 +77,9 @@ class Meeting:
 class Search:
     """The removal of our history of a stream, from the first position that differs on."""
 
-    region: str  # the region whose history stays
+    region: str  # the region whose history is kept
     differs: int  # the lowest position known to differ
-    same: int = 0  # the highest known to be the same
+    same: int = 0  # the highest position known to be the same
     start: int = 0  # the first position that differs; 0: not found yet
     copy: StreamInfo | None = None  # the stream that our events [start, end) are copied to
     end: int = 0
@@ -92,19 +93,19 @@ class Quarantined:
     start: int
     end: int
     copy: str
-    region: str  # the region whose history stayed
+    region: str  # the region whose history was kept
 
 
 @dataclass(slots=True)
 class Forks:
-    """`regions` is the machine that this is a part of."""
+    """The part of `RegionSync` (`regions`) that compares histories and removes one of two."""
 
     regions: Regions
     meetings: dict[str, Meeting] = field(default_factory=dict)  # by region
     searches: dict[LogId, Search] = field(default_factory=dict)
-    # Streams of which another region has to remove its history: region → position.
+    # Stream → regions that must remove their history → the lowest position known to differ.
     others: dict[LogId, dict[str, int]] = field(default_factory=dict)
-    # Streams that our head hides: from which position, and when it last sent Hide.
+    # Streams that our head hides: from which position on, and when Hide was last received.
     hidden: dict[LogId, tuple[int, int]] = field(default_factory=dict)
     done: list[Quarantined] = field(default_factory=list)
     tokens: int = 0
@@ -113,7 +114,8 @@ class Forks:
     # ------------------------------------------------------------ what may be shown and pulled
 
     def limit(self, stream_id: LogId) -> int | None:
-        """The position from which on nothing must be shown, because another history stays there."""
+        """The position from which on nothing must be shown, because another history is kept. None:
+        there is no such limit."""
         search = self.searches.get(stream_id)
         if search is not None:
             return search.same + 1
@@ -121,27 +123,29 @@ class Forks:
         return hidden[0] if hidden is not None else None
 
     def is_settling(self, stream_id: LogId) -> bool:
-        """Whether our history of a stream is being removed, or is being copied to this stream."""
+        """Whether our history of this stream is being removed, or another stream's history is being
+        copied to this stream."""
         return stream_id in self.searches or any(
             search.copy is not None and search.copy.stream_id == stream_id
             for search in self.searches.values()
         )
 
     def on_hide(self, peer: Peer, message: Hide) -> None:
-        """Our head has found that another history stays."""
+        """Hide a part of a stream, because our head has found that another history is kept."""
         if peer == self.regions.head and message.stream in self.regions.streams:
             self.hidden[message.stream] = message.seq, self.regions.now_ns
             self.regions.limited(message.stream)
 
     def expire(self) -> None:
-        """Show again what the head no longer hides."""
+        """Show a stream again if the head no longer sends Hide for it."""
         before_ns = self.regions.now_ns - self.regions.config.dead_ns
         for stream_id in [s for s, (_, at_ns) in self.hidden.items() if at_ns < before_ns]:
             del self.hidden[stream_id]
             self.regions.limited(stream_id)
 
     def may_pull(self, stream: Copy, peer: PeerRegion) -> bool:
-        """Whether that region's copy continues ours, as far as it was compared."""
+        """Whether the stream may be pulled from a region: the histories were compared and are the
+        same."""
         if stream.stream_id in self.searches:
             return False
         if peer.name in self.others.get(stream.stream_id, ()):
@@ -183,8 +187,8 @@ class Forks:
         return lines[:count_max]
 
     def _name(self, stream_id: LogId) -> str:
-        """The name of a stream, or its id if it is not known: a chain that is founded again loses
-        its directory."""
+        """The name of a stream, or its id. The name is not known if the chain was founded again
+        meanwhile and has lost its directory."""
         stream = self.regions.streams.get(stream_id)
         return stream.info.name if stream is not None else stream_id.hex()
 
@@ -204,7 +208,7 @@ class Forks:
                 self._tell(regions, stream_id)
 
     def _hide(self, stream_id: LogId) -> None:
-        """Make the other replicas of the region hide the history that is removed, too."""
+        """Make the other replicas of the region hide the history that will be removed, too."""
         limit = self.limit(stream_id)
         assert limit is not None
         for name in self.regions.members:
@@ -212,8 +216,8 @@ class Forks:
                 self.regions.send(name, Hide(stream_id, limit))
 
     def _tell(self, regions: Iterable[str], stream_id: LogId) -> None:
-        """Send Doubt to heads of other regions, which may have compared before there was a
-        difference."""
+        """Send Doubt to the heads of these regions. They may have compared the stream before there
+        was a difference."""
         for region in regions:
             if head := self.regions.peers[region].head:
                 self.regions.send(head, Doubt((stream_id,)))
@@ -240,17 +244,18 @@ class Forks:
         return bool(marks) and self._end(stream_id) > 1 and self._compare(stream_id, marks)[1] > 0
 
     def reset(self) -> None:
-        """We became the head, or no longer are: discard the comparisons made so far."""
+        """Discard all comparisons. Called when this replica becomes the head, or no longer is."""
         self.meetings.clear()
         self.others.clear()
         for search in self.searches.values():
-            self._give_up_copy(search)  # it may not be committed: start it again
+            self._give_up_copy(search)  # start the copy again, because it may not be committed
         if not self.regions.is_head:
             gone, self.searches = self.searches, {}
             for stream_id in gone:
                 self.regions.limited(stream_id)
 
     def _meet(self, peer: PeerRegion) -> None:
+        """Compare the next streams with a region, or repeat a question that it has not answered."""
         meeting = self.meetings.get(peer.name)
         if meeting is None or meeting.life != peer.life:
             both = [s for s, end in peer.ends.items() if end > 1 and self._end(s) > 1]
@@ -269,8 +274,8 @@ class Forks:
         for stream_id in chosen:
             top = min(self._end(stream_id), peer.ends.get(stream_id, 1))
             stream = self.regions.streams.get(stream_id)
-            # Also those of RegionSubscribe.last: if they contradict the peer, we must find out,
-            # too.
+            # Also the positions that RegionSubscribe.last contains. If the peer finds a difference
+            # there, this side must find it, too.
             last = [mark.seq for mark in self.last(stream)] if stream is not None else []
             near = [top - back for back in BACK if top > back]
             seqs[stream_id] = tuple(dict.fromkeys([*near, *(seq for seq in last if seq < top)]))
@@ -282,7 +287,7 @@ class Forks:
         self.regions.send(peer.tail, Compare(self.tokens, seqs))
 
     def _end(self, stream_id: LogId) -> int:
-        """The end of what is compared of a stream: what is committed here, also behind a hole."""
+        """The end of what is compared: the committed end, also if there is a hole below it."""
         if stream_id not in self.regions.streams:
             return 1
         return self.regions.service.committed_end(stream_id)
@@ -290,7 +295,8 @@ class Forks:
     # ------------------------------------------------------------ answering (any replica)
 
     def on_compare(self, node: Peer, message: Compare) -> None:
-        """Answer with the marks of committed, readable events, and of the newest one."""
+        """Answer with the marks of the requested events that are committed and readable, and of the
+        newest event."""
         marks: dict[LogId, tuple[Mark, ...]] = {}
         for stream_id, seqs in list(message.seqs.items())[: 2 * STREAMS_AT_ONCE]:
             end = self._end(stream_id)
@@ -299,7 +305,8 @@ class Forks:
         self.regions.send(node, Compared(message.token, marks))
 
     def _marks(self, stream_id: LogId, seqs: Iterable[int]) -> list[Mark]:
-        """The marks of the rows at these positions; for a void position, of the next row below."""
+        """The marks of the events at these positions; for a void position, of the next lower
+        event."""
         marks = {}
         for seq in dict.fromkeys(seqs):
             if (mark := self._mark(stream_id, seq)) is not None:
@@ -307,7 +314,8 @@ class Forks:
         return sorted(marks.values())
 
     def time_of(self, stream_id: LogId, seq: int) -> int:
-        """The time of the last event up to a position; 0 if there is none nearby."""
+        """The time of the event at a position or, if it is void, of the next lower event; 0 if
+        there is none nearby."""
         mark = self._mark(stream_id, seq) if seq > 0 else None
         return mark.time_ns if mark is not None else 0
 
@@ -327,7 +335,7 @@ class Forks:
         return None
 
     def _readable(self, stream_id: LogId, lo: int, hi: int) -> list[Batch]:
-        """The batches of [lo, hi) that can be read: before, between and behind holes."""
+        """The batches of [lo, hi) without the positions in holes, which cannot be read."""
         disk, found = self.regions.disk, []
         for hole_lo, hole_hi in [*disk.holes(stream_id), (hi, hi)]:
             if lo < min(hole_lo, hi):
@@ -356,7 +364,7 @@ class Forks:
         same, differs, is_older = self._compare(stream_id, marks)
         if search is not None and search.region == region and not search.start:
             if not marks or max(marks).seq < search.differs:
-                return  # its history was longer before: this is not an answer for this search
+                return  # these marks end below the known difference: not an answer for this search
             before = (search.same, search.differs)
             search.differs = min(search.differs, differs or search.differs)
             search.same = max(search.same, min(same, search.differs - 1))
@@ -380,12 +388,12 @@ class Forks:
             self._go_on(stream_id)
 
     def _compare(self, stream_id: LogId, marks: tuple[Mark, ...]) -> tuple[int, int, bool]:
-        """The highest position known to be the same, the lowest that differs (0: none does), and
-        whether our history is the older one, by its newest event.
+        """Compare another region's marks with our events. Returns the highest position known to be
+        the same, the lowest that differs (0: none), and whether our newest event is the older one.
 
         Times never decrease along a stream. So if an event has a later time than an event of the
-        other history at a higher position, it is in one of the two histories only, even if the
-        other one is void there.
+        other history at a higher position, it cannot be in both histories. This detects a
+        difference even if the other history is void at that position.
         """
         end = self._end(stream_id)
         own = self._marks(stream_id, [*(min(m.seq, end - 1) for m in marks), end - 1])
@@ -407,13 +415,14 @@ class Forks:
         return min(same, differs - 1), differs, is_older
 
     def ends_at(self, peer: PeerRegion, stream_id: LogId, end: int) -> None:
-        """A region has advertised `end`; one that has removed its history is at or below the
-        fork."""
+        """If a region had to remove its history and now advertises an end at or below the fork, it
+        has done so."""
         others = self.others.get(stream_id)
         if others and peer.name in others and end <= others[peer.name]:
             del others[peer.name]
 
     def _go_on(self, stream_id: LogId) -> None:
+        """Take the next step of a search: narrow it, begin to copy, copy, or end it."""
         search = self.searches[stream_id]
         stream = self.regions.streams.get(stream_id)
         peer = self.regions.peers[search.region]
@@ -428,10 +437,11 @@ class Forks:
             self._copy(stream, search)
 
     def _narrow(self, stream_id: LogId, search: Search, peer: PeerRegion) -> None:
-        """Ask for positions between the last that is the same and the first that differs."""
+        """Compare positions between the last one known to be the same and the first one known to
+        differ."""
         meeting = self.meetings.get(search.region)
         if meeting is None or not peer.tail or meeting.question is not None:
-            return  # the next `look` asks
+            return  # the next call of `look` sends the question
         if search.differs - search.same <= 1:
             search.start = search.same + 1
             self._go_on(stream_id)
@@ -441,11 +451,12 @@ class Forks:
         self._ask(meeting, peer, {stream_id: tuple(sorted(s for s in seqs if s > search.same))})
 
     def _begin_copy(self, stream: Copy, search: Search) -> None:
+        """Create the stream to which our events are copied."""
         regions = self.regions
         search.end = stream.end
         name = f"{PREFIX}.{stream.info.name}"[: NAME_LEN_MAX - 48].rstrip(".")
         name, number = f"{name}.{search.start}", 1
-        if not regions.owns(stream):  # several regions may have to remove theirs
+        if not regions.owns(stream):  # several regions may have to remove their histories
             name = f"{name}.{regions.config.region}"
         while regions.service.named(name) is not None:
             number += 1
@@ -460,7 +471,8 @@ class Forks:
             self.regions.limited(copy.stream_id)
 
     def _copy(self, stream: Copy, search: Search) -> None:
-        """Copy the next piece of our events; when all are committed there, abandon them here."""
+        """Copy the next part of our events. When all are committed in the copy, abandon them in the
+        original stream."""
         regions, copy = self.regions, search.copy
         assert copy is not None
         if copy.stream_id not in regions.streams:
@@ -468,7 +480,7 @@ class Forks:
             if taken is not None and taken.stream_id != copy.stream_id:
                 search.copy = None  # the name is taken by another copy: use another name
                 self._begin_copy(stream, search)
-            return  # `grew` continues when the stream exists
+            return  # when the stream exists, `grew` continues
         at = regions.service.end_of(copy.stream_id)
         if at >= search.end:
             if regions.service.committed_end(copy.stream_id) >= search.end:
@@ -484,18 +496,19 @@ class Forks:
             hi = next((hi for lo, hi in regions.disk.holes(stream.stream_id) if lo <= at < hi), at)
             raw = [Batch.void(stream.stream_id, at, min(hi, search.end), COLLECTED)]
         for batch in raw:
-            kind = batch.kind if batch.kind == VOID else DATA  # rules have no effect in the copy
+            kind = batch.kind if batch.kind == VOID else DATA  # so that rules have no effect
             batches.append(batch.relabelled(copy.stream_id, kind))
         regions.command(AppendAt(copy.stream_id, tuple(batches)))
 
     def grew(self, log: LogId) -> None:
-        """A stream was added, appended to, or more of it is committed."""
+        """Continue copying to `log`, if it is a copy: it was created, or more of it is
+        committed."""
         for stream_id, search in list(self.searches.items()):
             if search.copy is not None and search.copy.stream_id == log:
                 self._go_on(stream_id)
 
     def truncated(self, stream: Copy, end: int) -> None:
-        """The stream was truncated at `end`."""
+        """End the search for a stream, which was truncated at `end`."""
         search = self.searches.get(stream.stream_id)
         if search is None or search.copy is None or end > search.start:
             return
@@ -507,4 +520,5 @@ class Forks:
         self.done.append(moved)
         del self.done[:-DONE_MAX]
         self.doubt(stream.stream_id)
-        self._tell(self.regions.peers, stream.stream_id)  # others may have pulled it from us
+        # Other regions may have pulled the removed events from this one.
+        self._tell(self.regions.peers, stream.stream_id)

@@ -1,9 +1,10 @@
-"""Forwards clients' requests for streams that another region owns to its head, and answers back.
+"""Forwards clients' requests for streams of another region to that region, and the answers back.
 
-A replica forwards a client's publishes unchanged, with the client's publisher id, so the owner
-recognises retries whatever way they come. After a broken link the client retries; only the client
-of each publisher is kept here. The messages are those of the stream service, which hands them over
-(`core.streams.Handed`).
+A client connects only to its own region. If it publishes to a stream that another region owns, its
+server forwards the batch unchanged, with the client's publisher id, to the head of the owner. So
+the owner recognises retries, whichever way they come. After a broken link the client retries; the
+server keeps no requests, only which client sent the batches of each publisher. The messages are
+those of the stream service, which passes them to this layer (`core.streams.Handed`).
 """
 
 from typing import Any
@@ -16,18 +17,19 @@ from surecast.protocols.sprinkler.sources import Regions
 
 __all__ = ["Forwarding"]
 
-PUBLISHERS_MAX = 100_000  # clients kept; above it the oldest is dropped until it publishes again
+# Above this number the oldest entry of `clients` is dropped, until that client publishes again.
+PUBLISHERS_MAX = 100_000
 
 
 class Forwarding:
-    """`regions` is the machine that this is a part of."""
+    """The part of `RegionSync` (`regions`) that forwards requests and answers."""
 
     def __init__(self, regions: Regions) -> None:
         self.regions = regions
         self.clients: dict[tuple[LogId, bytes], Peer] = {}  # (stream, publisher) → client
 
     def _target(self, region: str) -> Peer:
-        """The head of a region that is live; "" if it is not."""
+        """The head of a region, or "" if the region cannot be reached."""
         peer = self.regions.peers.get(region)
         return peer.head if peer is not None and self.regions.is_live(peer) else ""
 
@@ -61,12 +63,13 @@ class Forwarding:
         client, why = self._client_of(peer, message), message.why
         if not client:
             return
-        if why == "not-head":  # the head of the owner's region, which the client cannot use
+        if why == "not-head":  # the client cannot use the head of another region: it must retry
             self._moved(peer, message.head)
             why = "busy"
         self.regions.send(client, msgspec.structs.replace(message, why=why, head=""))
 
     def _moved(self, peer: Peer, head: Peer) -> None:
+        """Use `head` for the region of which `peer` was the head before."""
         for region in self.regions.peers.values():
             if region.head == peer and head in self.regions.config.regions[region.name]:
                 region.head = head
@@ -74,7 +77,7 @@ class Forwarding:
     # ------------------------------------------------------------ new streams
 
     def create(self, owner: str, message: Any) -> str:
-        """Request a stream from its owner. Returns why that is not possible, else ""."""
+        """Request a new stream from its owner. Returns why that is not possible, or ""."""
         target = self._target(owner)
         if not target:
             return "owner-unreachable"

@@ -1,8 +1,10 @@
 """A client's neighbours in the mesh of a stream, and the notifications it sends to them.
 
-Clients gossip their views. Each notifies a few peers of its view, drawn again from time to time, of
-all new events, and requests notifications in return (`MeshLean`). So a client that no other one has
-drawn still gets notifications from those that it has drawn itself.
+The mesh of a stream is the set of clients of a region that forward its events to each other. Each
+client knows a random set of others, its *view*, and exchanges views with them (gossip). It draws a
+few peers from its view, again from time to time, notifies them of all new events, and requests
+notifications in return (`MeshLean`). So a client that no other client has drawn still gets
+notifications from the peers that it has drawn itself.
 
 G12 the graph of views is random, of small diameter, and heals: clients that have lost contact find
     the others again through the region's server.
@@ -25,21 +27,21 @@ __all__ = ["Feed", "MeshMembership"]
 
 @dataclass(slots=True)
 class Feed(ReceiveWindow):
-    """One stream at a member of its mesh: its window, the peers it knows and those it notifies."""
+    """One stream at a client: its window, the peers that the client knows and those it notifies."""
 
     view: View = field(kw_only=True)
-    sure: bool = False  # the stream is known to reach `position`; a start may lie in the future
+    sure: bool = False  # the stream is known to reach `position` (which may be in the future)
     joined: bool = False  # a server has answered
-    active: list[Peer] = field(default_factory=list)  # drawn by us: notified, and notify us
-    leaning: dict[Peer, bool] = field(default_factory=dict)  # peers that have drawn us (MeshLean)
-    known: dict[Peer, int] = field(default_factory=dict)  # what a peer has, or was notified of
+    active: list[Peer] = field(default_factory=list)  # drawn by this client; both notify each other
+    leaning: dict[Peer, bool] = field(default_factory=dict)  # peers that have drawn this client
+    known: dict[Peer, int] = field(default_factory=dict)  # peer → the end it has or was notified of
     progress_ns: int = 0  # when something was delivered, or a server answered that nothing is new
-    patience_ns: int = 0  # how long to wait from then until a server is asked
+    patience_ns: int = 0  # how long after `progress_ns` a server is asked
     told_ns: int = 0  # when peers were last notified
-    untold_bytes: int = 0  # delivered since
+    untold_bytes: int = 0  # delivered since `told_ns`
     telling: bool = False  # the timer "tell" is set
-    news: bool = False  # something was delivered since the last shuffle
-    heard: tuple[Peer, int] | None = None  # a peer, and its end, that we had no room for
+    news: bool = False  # something was delivered since peers were last drawn
+    heard: tuple[Peer, int] | None = None  # (peer, its end): to be requested when there is room
 
     @property
     def end(self) -> int:
@@ -48,7 +50,7 @@ class Feed(ReceiveWindow):
 
 
 class MeshMembership(HandlerMachine):
-    """The base of a mesh peer: its neighbours. `MeshPeer` adds requests and delivery."""
+    """The base class of `MeshPeer`: neighbours and notifications, without requests and delivery."""
 
     view_type: ClassVar[type[View]] = View
 
@@ -61,16 +63,16 @@ class MeshMembership(HandlerMachine):
     ) -> None:
         super().__init__(counters)
         self.config = config
-        self.starts = starts  # streams to follow from the start, and from which position
+        self.starts = starts  # streams to follow when the machine starts → their first positions
         self.rng = rng
         self.replicas = frozenset(config.replicas)
-        self.home = 0  # the replica we use, in `config.replicas`
-        self.polled = 0  # the replica that was asked last because nothing new came
+        self.home = 0  # the replica that this client uses, as an index of `config.replicas`
+        self.polled = 0  # the replica that was last asked because nothing new came, as an index
         self.feeds: dict[LogId, Feed] = {}
         self.up: dict[Peer, bool] = {}  # sessions
         self.congested: dict[Peer, bool] = {}
-        self.rtt_ns = 0  # to peers, smoothed; 0 until measured
-        self.late: dict[Peer, int] = {}  # peers that did not answer in time → when they were asked
+        self.rtt_ns = 0  # round-trip time to peers, smoothed; 0 until measured
+        self.late: dict[Peer, int] = {}  # peers that did not answer in time → when asked
         self.alarm_ns = 1 << 62  # when the timer "deadline" fires
 
     @property
@@ -82,8 +84,8 @@ class MeshMembership(HandlerMachine):
     def _gossip(self) -> None:
         """Send each view to a neighbour, and from time to time to the server instead."""
         mesh, rng = self.config.mesh, self.rng
-        # By chance, not by count: clients that started together would always send together and in
-        # the same order, and the server's view would only contain the last of them.
+        # This is decided at random. With a counter, clients that started together would always send
+        # together and in the same order, and the server's view would contain only the last of them.
         to_server = rng.randrange(mesh.server_every) == 0
         for feed in self.feeds.values():
             peers = feed.view.peers
@@ -102,8 +104,8 @@ class MeshMembership(HandlerMachine):
         self._send(peer, MeshView(feed.stream, tuple(peers), feed.end, want))
 
     def _introduce(self) -> None:
-        """Send views to the server: it notifies only clients that it knows, and a new or restarted
-        server does not know us."""
+        """Send views to the server. A server notifies only clients that it knows, and one that is
+        new or was restarted does not know this client."""
         for feed in self.feeds.values():
             if feed.joined:
                 self._show(feed, self.server)
@@ -120,7 +122,7 @@ class MeshMembership(HandlerMachine):
             self._send(peer, MeshView(feed.stream, tuple(feed.view.peers), feed.end, False))
         if len(feed.active) < min(mesh.fanout, len(feed.view.peers)):
             self._shuffle(feed, at_once=True)
-        # A view contains its sender's end, which shows in idle streams who missed something.
+        # A MeshView contains its sender's end. In an idle stream this shows who missed something.
         if message.end < feed.position and peer not in self.replicas:
             self._tell_one(feed, peer)
         else:
@@ -129,7 +131,7 @@ class MeshMembership(HandlerMachine):
     # ------------------------------------------------------------ notifying peers
 
     def _shuffle(self, feed: Feed, at_once: bool = False) -> None:
-        """Draw the peers to notify again, and notify the new ones of our end."""
+        """Draw peers from the view again, and notify them of our end if they do not have it."""
         mesh = self.config.mesh
         if mesh.mutual and not feed.news and not at_once:
             return  # the stream is idle: no peer would learn anything new
@@ -145,8 +147,8 @@ class MeshMembership(HandlerMachine):
         self._announce(feed)
 
     def _announce(self, feed: Feed) -> None:
-        """Notify after a shuffle: otherwise some peers might never be notified of the last events
-        before a pause."""
+        """Notify the peers drawn by a shuffle. Otherwise some peers might never be notified of the
+        last events before a pause."""
         if feed.end:
             self._tell(feed)
 
@@ -161,7 +163,7 @@ class MeshMembership(HandlerMachine):
             self._tell_one(feed, peer)
 
     def _tell_soon(self, feed: Feed) -> None:
-        """Notify at once, or, under load, of several deliveries together."""
+        """Notify immediately or, under load, of several deliveries together."""
         mesh = self.config.mesh
         due_ns = feed.told_ns + mesh.notify_gap_ns
         if self.now_ns >= due_ns or feed.untold_bytes >= mesh.notify_bytes:
@@ -198,8 +200,8 @@ class MeshMembership(HandlerMachine):
             self._introduce()
 
     def forget(self, peer: Peer) -> bool:
-        """The session has ended. Returns whether there was one; if not, the peer cannot be reached
-        and is removed from views."""
+        """Handle the end of a session. Returns whether it was up. If it never was, the peer cannot
+        be reached and is removed from views."""
         was_up = self.up.pop(peer, False)
         self.congested.pop(peer, None)
         self.late.pop(peer, None)

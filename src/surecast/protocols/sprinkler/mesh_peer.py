@@ -1,14 +1,14 @@
-"""A client in its region's mesh: it gets most events from other clients, the rest from a server.
+"""A client in the meshes of its streams: it gets most events from other clients of its region.
 
 Clients notify each other of the ends of their copies. A client that is behind requests the missing
-positions from one that is ahead, once, and from a server of the region if that one does not send
-them in time. Gossip keeps it random which clients know each other (`mesh_membership.py`), with a
-view for each stream (R12).
+positions once from a client that is ahead. If this client does not send them in time, it requests
+them from a server of the region. Which clients know each other is random and changes by gossip
+(`mesh_membership.py`), separately for each stream (R12).
 
 G2 a stream is delivered in rising positions, without gaps, from the requested start.
-G4 every event, or a void over it, is delivered, whichever peers fail.
+G4 every event is delivered, or its position is delivered as void (obsolete), whichever peers fail.
 G11 a position is requested from peers at most once, unless the peer answered that it does not have
-    it yet (R12); all else is requested from the server. Buffers are bounded.
+    it yet (R12); everything else is requested from the server. Buffers are bounded.
 G13 a client that stalls or fails delays only those peers that had just sent it a request, and these
     no longer than a deadline.
 """
@@ -71,7 +71,8 @@ class MeshPeer(MeshMembership):
     def _on_start(self, _inp: Start) -> None:
         mesh = self.config.mesh
         for key, period_ns in (("gossip", mesh.gossip_ns), ("shuffle", mesh.shuffle_ns)):
-            # Spread over the period, so that clients that start together do not all send at once.
+            # At a random time of the period, so that clients that start together do not all send
+            # at the same time.
             self.out.append(SetTimer(key, self.now_ns + self.rng.randrange(1, period_ns + 1)))
         self.out.append(SetTimer("silence", self.now_ns + self.config.silence_ns))
         for stream, start in self.starts.items():
@@ -126,14 +127,15 @@ class MeshPeer(MeshMembership):
         self._heard(feed, peer, message.end)
 
     def _heard(self, feed: Feed, peer: Peer, end: int) -> None:
-        """`peer` has the stream up to `end`: request from it what was not requested yet."""
+        """`peer` has the stream up to `end`: request the positions that were not requested yet."""
         if end > feed.known.get(peer, 0):
             feed.known[peer] = end
         feed.sure = feed.sure or 0 < feed.position <= end
         if feed.next >= end or not feed.position:
             return
         config = self.config
-        # Half full counts as full: otherwise answers might be dropped and requested repeatedly.
+        # A buffer that is half full counts as full. Otherwise answers might have to be dropped, and
+        # would be requested repeatedly.
         if 2 * feed.early_bytes >= config.early_bytes_max or len(feed.asks) >= config.asks_max:
             self._remember(feed, peer, end)
             return
@@ -141,8 +143,8 @@ class MeshPeer(MeshMembership):
         feed.next = end
         for lo, hi in missing:
             if len(feed.asks) >= config.asks_max:
-                break  # `_fill` continues after an answer
-            if peer in self.replicas:  # servers are in the mesh, too
+                break  # after an answer, `_fill` requests the rest
+            if peer in self.replicas:  # servers are members of the mesh, too
                 self._ask_server(feed, peer, lo, hi)
                 continue
             if lo < feed.asked:  # requested before, and dropped because there was no room
@@ -155,12 +157,13 @@ class MeshPeer(MeshMembership):
             feed.asked = max(feed.asked, end)
 
     def _remember(self, feed: Feed, peer: Peer, end: int) -> None:
-        """There is no room for what `peer` has: request it later."""
+        """There is no room for the positions that `peer` has: request them later."""
         if feed.heard is None or end > feed.heard[1]:
             feed.heard = (peer, end)
 
     def _patience_ns(self) -> int:
-        """How long to wait for a peer's answer; at most as long as for a server's."""
+        """How long to wait for a peer's answer: some round trips, at most as long as for a
+        server."""
         config = self.config
         patience_ns = max(config.deadline_ns_min, config.deadline_rtts * self.rtt_ns)
         return min(patience_ns, config.server_retry_ns)
@@ -182,8 +185,8 @@ class MeshPeer(MeshMembership):
             return
         end = feed.end
         if hi > feed.known.get(peer, 0):
-            feed.known[peer] = min(hi, end)  # it will get that from us or from a server
-        # Send nothing to a congested peer: it then requests the range from a server.
+            feed.known[peer] = min(hi, end)  # the peer will get these from us or from a server
+        # A congested peer gets an answer without events, and requests the range from a server.
         held = [] if peer in self.congested or lo >= hi else feed.held(lo, hi)
         nbytes_max = self.config.reply_bytes_max
         first, nbytes = 0, 0
@@ -205,7 +208,7 @@ class MeshPeer(MeshMembership):
         of_server = peer in self.replicas
         if not of_server:
             self._measure(peer, ask)
-        if ask is not None and not message.last:  # more will follow
+        if ask is not None and not message.last:  # further messages of the answer will follow
             ask.deadline_ns = self.now_ns + (
                 self.config.server_retry_ns if of_server else self._patience_ns()
             )
@@ -233,7 +236,7 @@ class MeshPeer(MeshMembership):
             self._heard(feed, *heard)
 
     def _measure(self, peer: Peer, ask: Ask | None) -> None:
-        """Measure the round trip to peers, also with answers that came after their deadline."""
+        """Update the round-trip time to peers, also with answers that came after their deadline."""
         late_ns = self.late.pop(peer, 0)
         if sent_ns := late_ns if ask is None else ask.sent_ns:
             rtt_ns = min(self.now_ns - sent_ns, self.config.server_retry_ns)
@@ -260,12 +263,13 @@ class MeshPeer(MeshMembership):
         self._tell_soon(feed)
 
     def _lower_next(self, feed: Feed, end: int) -> None:
-        """R12: the peer has less than was requested; the rest may be requested from another."""
+        """R12: the peer has the stream only up to `end`. Positions from there on may be requested
+        from another peer."""
         feed.next = min(feed.next, max(feed.position, end))
         feed.asked = min(feed.asked, feed.next)
 
     def _begin_at(self, feed: Feed, peer: Peer, message: MeshEvents) -> None:
-        """Begin at the end that a server has sent; nothing can be delivered before."""
+        """Start at the end of the stream that a server has sent (a start at "latest")."""
         if peer in self.replicas and message.end:
             feed.position = feed.next = message.end
             feed.progress_ns, feed.joined, feed.sure = self.now_ns, True, True
@@ -274,11 +278,11 @@ class MeshPeer(MeshMembership):
     # ------------------------------------------------------------ falling back on a server
 
     def _fill(self, feed: Feed) -> None:
-        """Request from a server what was requested before, is missing and not in an open
-        request."""
+        """Request missing positions below `next` from a server, unless an open request covers
+        them."""
         for lo, hi in feed.missing(feed.position, feed.next):
             if len(feed.asks) >= self.config.asks_max:
-                return  # called again after an answer
+                return  # this is called again after an answer
             self.counters["mesh.fallback"] += 1
             self._ask_server(feed, self.server, lo, hi)
 
@@ -297,26 +301,27 @@ class MeshPeer(MeshMembership):
         feed.joined = True
         feed.sure = feed.sure or message.end >= feed.position
         if feed.position == before and message.end <= before:
-            feed.progress_ns = self.now_ns  # nothing new: ask again later, with a longer wait
+            feed.progress_ns = self.now_ns  # nothing new: ask again after a longer wait
             feed.patience_ns = min(2 * feed.patience_ns, self.config.silence_ns_max)
         if ask is None:
             return
         if not ask.hi:
-            feed.next = max(feed.next, message.end)  # a server sends all the rest
+            feed.next = max(feed.next, message.end)  # this request was for all positions up to end
             if not message.last:
                 ask.hi = message.end  # if this server fails, another one can continue
             if server != self.server and feed.position > before:
-                self.home = self.config.replicas.index(server)  # ours did not notify us of this
+                # The server in use did not notify this client of these events: change to this one.
+                self.home = self.config.replicas.index(server)
                 self._introduce()
         elif message.end < ask.hi:
-            # The server is behind what peers have; another replica may not be.
+            # The server has less than the peers. Another replica may have more.
             self._lower_next(feed, message.end)
             self._leave_server(server)
             if self.server != server and all(a.hi for a in feed.asks):
                 self._ask_rest(feed, self.server)
 
     def _mind_silence(self, feed: Feed) -> None:
-        """R12: after some time without new events, ask a server, each time another one."""
+        """R12: after some time without new events, ask a server, each time another replica."""
         if self.now_ns - feed.progress_ns < feed.patience_ns or any(
             ask.peer in self.replicas for ask in feed.asks
         ):
@@ -354,6 +359,7 @@ class MeshPeer(MeshMembership):
                 self._ask_rest(feed, self.server)
 
     def _leave_server(self, server: Peer, introduce: bool = True) -> None:
+        """Change to the next replica, if `server` is the one in use."""
         if server == self.server:
             self.home = (self.home + 1) % len(self.config.replicas)
             if introduce:
@@ -364,7 +370,9 @@ class MeshPeer(MeshMembership):
     def _on_peer_down(self, inp: PeerDown) -> None:
         peer = inp.peer
         was_up = self.forget(peer)
-        self._leave_server(peer, was_up)  # if it was not reachable, do not send it views again
+        # If there was no session, send no views: if this is the only replica, they would be sent to
+        # it again, although it cannot be reached.
+        self._leave_server(peer, was_up)
         for feed in self.feeds.values():
             if any(ask.peer == peer for ask in feed.asks):
                 feed.asks = [ask for ask in feed.asks if ask.peer != peer]

@@ -1,8 +1,10 @@
 """A server as a member of the meshes of its streams: the member that has all events.
 
-It notifies a few clients of new events, as clients notify each other, answers their requests, and
-mixes their views, so that clients that have lost contact with the others find them again. Every
-replica does this for the clients that use it; all replicas show only what is committed.
+The mesh of a stream is the set of clients of a region that forward its events to each other. The
+server notifies a few of them of new events, as clients notify each other, and answers requests. It
+also merges their views (the sets of peers that each knows), so that clients that have lost contact
+with the others find them again. Every replica does this for the clients that use it. All replicas
+show only committed events.
 """
 
 from collections import Counter
@@ -43,12 +45,12 @@ class Mesh:
     """The mesh of one stream as a server knows it."""
 
     view: View
-    active: list[Peer] = field(default_factory=list)  # notified of new events
-    known: dict[Peer, int] = field(default_factory=dict)  # what peers have, or were notified of
+    active: list[Peer] = field(default_factory=list)  # the peers that are notified of new events
+    known: dict[Peer, int] = field(default_factory=dict)  # peer → the end it has or was notified of
     shown: int = 0  # the end of the stream when it last moved
     told_ns: int = 0  # when peers were last notified
-    news: bool = False  # the stream has moved since the last shuffle
-    settled: int = 0  # the end of the stream at the last gossip: a peer below it missed something
+    news: bool = False  # the stream has moved since peers were last drawn
+    settled: int = 0  # the end of the stream at the last gossip: a peer below has missed something
 
 
 class MeshServer(HandlerMachine):
@@ -90,11 +92,11 @@ class MeshServer(HandlerMachine):
         self.meshes: dict[LogId, Mesh] = {}
         self.up: dict[Peer, bool] = {}  # sessions
         self.congested: dict[Peer, bool] = {}
-        self.running = False  # timers are set
-        self.untold: dict[LogId, bool] = {}  # streams of which the timer "tell" will notify
+        self.running = False  # the timers "gossip" and "shuffle" are set
+        self.untold: dict[LogId, bool] = {}  # when the timer "tell" fires, notify peers of these
 
     def _end(self, stream: LogId) -> int:
-        """How far a stream is committed here; 0 if it is not known."""
+        """The end of a stream as it is shown here; 0 if it is not known."""
         return self.service.shown_end(stream)
 
     def _set_timer(self, key: str, after_ns: int) -> None:
@@ -108,7 +110,8 @@ class MeshServer(HandlerMachine):
     def _on_view(self, peer: Peer, message: MeshView) -> None:
         mesh = self.meshes.get(message.stream)
         if peer in self.servers:
-            if mesh is not None and mesh.view.peers:  # introduce its clients to one of ours
+            # Another replica sends its clients: pass them to one of ours, so that both sets mix.
+            if mesh is not None and mesh.view.peers:
                 met = MeshView(message.stream, message.peers, self._end(message.stream), False)
                 self._send(self.rng.choice(mesh.view.peers), met)
             return
@@ -126,8 +129,8 @@ class MeshServer(HandlerMachine):
         mesh.known[peer] = max(mesh.known.get(peer, 0), message.end)
         if len(mesh.active) < min(self.config.server_fanout, len(mesh.view.peers)):
             self._shuffle(message.stream, mesh)
-        # Only if it is behind `settled`: under load all clients are a little behind, and get
-        # notifications from others.
+        # Notify the client only if it is behind `settled`. Under load all clients are a little
+        # behind, and get notifications from others.
         if 0 < message.end < mesh.settled:
             self._tell(message.stream, end, mesh, [peer])
         if not self.running:
@@ -141,8 +144,8 @@ class MeshServer(HandlerMachine):
             _forget(mesh, peer, gone=True)
 
     def _on_request(self, peer: Peer, message: MeshRequest) -> None:
-        """Answer a client that could not get events from others: a large part, then it asks
-        again."""
+        """Answer a client that could not get events from others. The answer is a large part of the
+        range; the client then requests the next part."""
         stream, end = message.stream, self._end(message.stream)
         if end and message.lo > 0:
             self._requested(peer, stream, min(message.hi or end, end))
@@ -159,7 +162,7 @@ class MeshServer(HandlerMachine):
             self._send(peer, answer)
 
     def _requested(self, peer: Peer, stream: LogId, hi: int) -> None:
-        """A client will have what it requests, so it need not be notified of that."""
+        """Note that a client need not be notified of positions that it has requested."""
         mesh = self.meshes.get(stream)
         if mesh is not None and peer in mesh.known:
             mesh.known[peer] = max(mesh.known[peer], hi)
@@ -172,8 +175,8 @@ class MeshServer(HandlerMachine):
                 self._moved(stream, mesh)
 
     def _moved(self, stream: LogId, mesh: Mesh) -> None:
-        """More of a stream is committed here: notify peers at once, or a moment later if they were
-        just notified."""
+        """Notify peers of new committed events, immediately or, if they were just notified, a
+        moment later."""
         end = self._end(stream)
         if mesh.shown == end:
             return
@@ -237,7 +240,7 @@ class MeshServer(HandlerMachine):
             mesh.known = {p: end for p, end in mesh.known.items() if p in near}
 
     def _introduce(self) -> None:
-        """Send views to another replica: otherwise its clients would never learn of ours."""
+        """Send views to another replica, because its clients would not learn of ours otherwise."""
         others = [m for m in self.members if m != self.name]
         if others:
             other = self.rng.choice(others)
@@ -265,7 +268,7 @@ class MeshServer(HandlerMachine):
     def _on_peer_down(self, inp: PeerDown) -> None:
         peer = inp.peer
         self.congested.pop(peer, None)
-        gone = not self.up.pop(peer, False)  # there was no session: it cannot be reached
+        gone = not self.up.pop(peer, False)  # there was no session: the peer cannot be reached
         for mesh in self.meshes.values():
             _forget(mesh, peer, gone)
 

@@ -1,4 +1,4 @@
-"""Messages between regions, and between members of a region's mesh."""
+"""The messages of Sprinkler: between regions, and between members of a region's meshes."""
 
 import msgspec
 
@@ -36,16 +36,17 @@ class SprinklerMessage(Message, tag=tagged("sprinkler")):
 
 
 class Advertise(SprinklerMessage):
-    """The ends of `region`'s copies: of all streams on a new session, then only changes (R12)."""
+    """The ends of `region`'s copies of streams: all of them (`full`) on a new session, then only
+    changes (R12). Sent by the tail of the region's chain."""
 
     region: str
     epoch: int
     ends: dict[bytes, int]
-    infos: tuple[StreamInfo, ...]
+    infos: tuple[StreamInfo, ...]  # streams that the receiver may not know
     full: bool
     head: str = ""  # the replica that accepts publishes to streams of the region
-    owners: bytes = b""  # a digest of its ownership table
-    more: bool = False  # this is a part; the next message continues it
+    owners: bytes = b""  # a digest of the region's ownership table
+    more: bool = False  # the next message continues this one
     # The serial number of the sender's disk (`core.replicated.Counted`). A receiver that has seen a
     # higher one answers RegionBehind.
     disk: bytes = b""
@@ -55,9 +56,10 @@ class Advertise(SprinklerMessage):
 
 
 class RegionSubscribe(SprinklerMessage):
-    """Send `region` the stream from position `start` on.
+    """Send the stream to `region` from position `start` on.
 
-    `last` are marks of earlier events of its copy: the receiver's copy must have the same events.
+    `last` are marks of the last events of the sender's copy before `start`. If the receiver's copy
+    has other events there, it answers with Doubt.
     """
 
     region: str
@@ -68,11 +70,13 @@ class RegionSubscribe(SprinklerMessage):
 
 
 class RegionUnsubscribe(SprinklerMessage):
+    """End a RegionSubscribe."""
+
     stream: LogId
 
 
 class PeerEvents(SprinklerMessage):
-    """Committed positions of `stream`, contiguous; `end` is where the sender's copy ends."""
+    """Committed batches of `stream`, contiguous. `end` is the end of the sender's copy."""
 
     stream: LogId
     batches: tuple[Batch, ...]
@@ -80,18 +84,18 @@ class PeerEvents(SprinklerMessage):
 
 
 class PublishersWanted(SprinklerMessage):
-    """Request the publishers' state of `stream`: compacted batches do not name their publishers
-    (R4, R8)."""
+    """Request the publishers' state of `stream` (chain/dedup.py). Compacted batches do not contain
+    the publishers of their events, so retries could not be recognised without it (R4, R8)."""
 
     stream: LogId
     end: int  # of the sender's copy
-    asker: str = ""  # the sender, when a tail forwards the request to its head
+    asker: str = ""  # the original sender, if a tail forwards the request to its head
 
 
 class PublishersKnown(SprinklerMessage):
     """The publishers' state of `stream` at position `end`, as far as the sender knows it.
 
-    `data` is a part, from offset `at` on, of `total` bytes; parts come in order.
+    `data` is the part from offset `at` on, of `total` bytes. Parts are sent in order.
     """
 
     stream: LogId
@@ -105,21 +109,22 @@ class PublishersKnown(SprinklerMessage):
 
 
 class RegionStale(SprinklerMessage):
-    """The sender knows a later epoch of the receiver's region (R7)."""
+    """The receiver is not the tail of its region any more: the sender knows a later epoch of that
+    region's chain (R7)."""
 
     region: str
     epoch: int
 
 
 class RegionBehind(SprinklerMessage):
-    """The receiver's disk once had the serial number `serial`, so it is an older copy now."""
+    """The receiver's disk is an older copy of itself: before, it had the serial number `serial`."""
 
     disk: bytes
     serial: int
 
 
 class Mark(msgspec.Struct, gc=False, array_like=True, frozen=True, order=True):
-    """Identifies the event at a position."""
+    """Identifies the event at a position, in the same way in all regions and after compaction."""
 
     seq: int
     time_ns: int
@@ -127,28 +132,30 @@ class Mark(msgspec.Struct, gc=False, array_like=True, frozen=True, order=True):
 
 
 class Compare(SprinklerMessage):
-    """Request the marks of the receiver's events at these positions of these streams."""
+    """Request the marks of the receiver's events at these positions (stream → positions)."""
 
     token: int
     seqs: dict[bytes, tuple[int, ...]]
 
 
 class Compared(SprinklerMessage):
-    """The marks of the sender's events; for a void position, of an event not far below, or none."""
+    """The marks of the sender's events, by stream. For a void position it is the mark of an event
+    not far below, if there is one."""
 
     token: int
     marks: dict[bytes, tuple[Mark, ...]]
 
 
 class Doubt(SprinklerMessage):
-    """The receiver should compare these streams with all regions again: there are, or were, two
-    histories of them."""
+    """The receiver should compare these streams with all regions again, because there are, or were,
+    two different histories of each."""
 
     streams: tuple[bytes, ...]
 
 
 class Hide(SprinklerMessage):
-    """To replicas of the sender's own region: show nothing of `stream` from `seq` on for now."""
+    """Show nothing of `stream` from `seq` on for now. Sent by a head to the other replicas of its
+    own region."""
 
     stream: LogId
     seq: int
@@ -165,16 +172,16 @@ class MeshNotify(SprinklerMessage):
 
 
 class MeshLean(SprinklerMessage):
-    """Start notifying the sender of new events, because it notifies the receiver (`on` false:
-    stop)."""
+    """Start (`on`) or stop notifying the sender of new events. The sender has drawn the receiver
+    from its view and notifies it."""
 
     stream: LogId
     on: bool
 
 
 class MeshRequest(SprinklerMessage):
-    """Send [lo, hi), as far as the receiver has it. To a server, `hi` 0 means everything from `lo`
-    on, and `lo` 0 only requests the end of the stream."""
+    """Request [lo, hi), as far as the receiver has it. If the receiver is a server, a `hi` of 0
+    means everything from `lo` on, and with a `lo` of 0 only the end of the stream is requested."""
 
     stream: LogId
     lo: int
@@ -182,10 +189,11 @@ class MeshRequest(SprinklerMessage):
 
 
 class MeshEvents(SprinklerMessage):
-    """What the sender has of [lo, hi), a part of the requested range; the last part if `last`.
+    """The batches that the sender has of [lo, hi), which is a part of the requested range. `last`:
+    this is the last part.
 
-    Missing positions below `end` are not kept by the sender; it does not have those from `end` on
-    yet. Batches are sent whole, so they may reach beyond [lo, hi).
+    Positions of [lo, hi) may be missing: below `end` the sender no longer has them, from `end` on
+    it does not have them yet. Batches are sent whole, so they may extend beyond [lo, hi).
     """
 
     stream: LogId
@@ -197,8 +205,8 @@ class MeshEvents(SprinklerMessage):
 
 
 class MeshView(SprinklerMessage):
-    """The peers that the sender knows in the mesh of `stream`, and its end; `want`: answer with the
-    receiver's view."""
+    """The sender's view in the mesh of `stream` (the peers it knows), and its end of the stream.
+    `want`: the receiver should answer with its own view."""
 
     stream: LogId
     peers: tuple[str, ...]
@@ -207,6 +215,6 @@ class MeshView(SprinklerMessage):
 
 
 class MeshLeave(SprinklerMessage):
-    """The sender is not, or no longer, in the mesh of `stream`."""
+    """The sender is not, or no longer, a member of the mesh of `stream`."""
 
     stream: LogId

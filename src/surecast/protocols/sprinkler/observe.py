@@ -1,4 +1,4 @@
-"""Status and alarms of Sprinkler's layers at a replica, as plain values."""
+"""Sprinkler's observer: reports the status and alarms of its layers at a replica."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final

@@ -1,9 +1,10 @@
-"""An owner that has lost part of its streams, or may have: it waits, asks and pulls (R8).
+"""Recovers the streams of an owner that has lost part of them, from other regions (R8).
 
-A chain may have lost its disks, a disk may be an older copy, or have a hole that no replica can
-fill. Then the streams that the region owns are fetched from other regions, and no position is
-assigned until that is done. After a start the other regions are asked first: they may know that our
-disk is an older copy of itself.
+The owner of a stream is the region that assigns its positions. The owner's chain may have lost its
+disks, or a disk may be an older copy of itself, or have a hole that no replica can fill. Then the
+streams that the region owns are pulled from other regions, and no position is assigned until that
+is done. After each start, positions are assigned only after the other regions were asked, because
+they may know that the disk is an older copy.
 """
 
 from surecast.core.replicated import Recovered, RoleChanged
@@ -12,19 +13,21 @@ from surecast.protocols.sprinkler.sources import Copy, PeerRegion, Regions
 
 __all__ = ["Recovery"]
 
-ASK_AT_MOST = 10  # times `ask_ns`: how long to wait for a live region, which may have many streams
+# A region that can be reached is waited for up to this many times `ask_ns`, because comparing many
+# streams takes time.
+ASK_AT_MOST = 10
 
 
 class Recovery:
-    """`regions` is the machine that this is a part of."""
+    """The part of `RegionSync` (`regions`) that decides when an owner may assign positions."""
 
     def __init__(self, regions: Regions, forks: Forks) -> None:
         self.regions = regions
         self.forks = forks
         self.started_ns = 0
-        self.has_asked = False  # asking has ended: the first position since the start was assigned
-        self.unclean_since_ns: int | None = None
-        self.lost_epoch = 0
+        self.has_asked = False  # the first position was assigned, so other regions are not asked
+        self.unclean_since_ns: int | None = None  # since when the chain is not clean (RoleChanged)
+        self.lost_epoch = 0  # this and `distrusted` as in RoleChanged
         self.distrusted = False
 
     def role_changed(self, event: RoleChanged) -> None:
@@ -37,24 +40,24 @@ class Recovery:
     # ------------------------------------------------------------ after a start
 
     def must_wait(self, copy: Copy) -> bool:
-        """Whether no positions may be assigned: the stream may have another history elsewhere, or
-        we lack part of it."""
+        """Whether no positions of the stream may be assigned: another region may have another
+        history of it, or part of it is missing here."""
         if copy.recovering_since_ns is not None or self.forks.is_settling(copy.stream_id):
             return True
         return not copy.made_now and self.is_asking()
 
     def is_asking(self) -> bool:
-        """Whether we wait for other regions after a start: they may know that our disk is an older
-        copy of itself."""
+        """Whether this region waits for other regions after a start."""
         return not self.has_asked and self.is_anybody_silent()
 
     def is_anybody_silent(self) -> bool:
-        """Whether a region has not advertised yet, or was not compared with yet."""
+        """Whether some region has not advertised yet, or has not been compared with yet, and is
+        still waited for."""
         regions = self.regions
         config, waited_ns = regions.config, regions.now_ns - self.started_ns
         if config.start == "trust" or waited_ns >= ASK_AT_MOST * config.ask_ns:
             return False
-        silent = waited_ns < config.ask_ns  # wait for silent regions, too
+        silent = waited_ns < config.ask_ns  # until then, wait also for regions that are silent
         return any(
             not (peer.heard_ns >= 0 and self.forks.has_met(peer))
             for peer in regions.peers.values()
@@ -64,7 +67,8 @@ class Recovery:
     # ------------------------------------------------------------ an owner behind its peers
 
     def may_pull_own(self, copy: Copy, end: int) -> bool:
-        """Whether we may pull our own stream: only if a peer has more of it, so we lost a part."""
+        """Whether to pull a stream that this region owns. Only if another region has more of it:
+        then this region has lost a part of it, and begins to recover it."""
         if end > copy.end and copy.recovering_since_ns is None:
             self.regions.counters["sprinkler.owner-behind"] += 1
             self.begin(copy, self.regions.now_ns, outdated=True)
@@ -81,17 +85,18 @@ class Recovery:
             self.begin(copy, self.regions.now_ns, outdated=False)
 
     def begin(self, copy: Copy, since_ns: int, outdated: bool) -> None:
+        """Begin to recover a stream: its positions are suspended until `check` ends this."""
         copy.recovering_since_ns, copy.outdated = since_ns, outdated
         copy.confirmed.clear()
         copy.unsure.clear()
-        copy.unnamed = max(copy.unnamed, 1)  # the publishers' state is part of what was lost
+        copy.unnamed = max(copy.unnamed, 1)  # the publishers' state must be requested, too
         self.regions.limited(copy.stream_id)
 
     def all_heard_since(self, since_ns: int) -> bool:
         return all(peer.heard_ns > since_ns for peer in self.regions.peers.values())
 
     def is_nobody_sure(self, copy: Copy) -> bool:
-        """Whether we recover our own stream, and no other region knows all of its publishers."""
+        """Whether a stream is being recovered, and no other region knows all of its publishers."""
         since_ns = copy.recovering_since_ns
         return (
             since_ns is not None
@@ -108,8 +113,8 @@ class Recovery:
         return self.distrusted and not regions.peers and regions.config.start == "ask"
 
     def check(self, copy: Copy) -> None:
-        """End the recovery of a stream once every peer has answered, we have all that they have,
-        and the publishers' state is known, so that retries are recognised."""
+        """End the recovery of a stream if every region has answered, all positions that they have
+        are here, and the publishers' state is known, so that retries are recognised."""
         since_ns = copy.recovering_since_ns
         if since_ns is None or not self.all_heard_since(since_ns) or copy.unnamed:
             return
@@ -117,7 +122,8 @@ class Recovery:
             return
         if self._needs_operator():
             return
-        # Also what peers have appended and not committed: they may commit it later.
+        # This includes positions that other regions have appended but not committed, because they
+        # may commit them later.
         if all(
             p.ends[copy.stream_id] <= copy.end
             and copy.confirmed.get(p.name, copy.end + 1) <= copy.end
@@ -127,7 +133,8 @@ class Recovery:
             self.regions.limited(copy.stream_id)
 
     def check_all(self) -> None:
-        """Send Recovered once a chain that lost its disks has all streams that its peers have."""
+        """If the chain has lost its disks: send Recovered once all streams that other regions have
+        are here and recovered."""
         regions = self.regions
         if self.unclean_since_ns is None or not self.all_heard_since(self.unclean_since_ns):
             return
@@ -143,6 +150,6 @@ class Recovery:
             regions.command(Recovered())
 
     def _is_taken(self, peer: PeerRegion, stream_id: bytes) -> bool:
-        """Whether the stream's name belongs to another stream here, so that it will not come."""
+        """Whether the name belongs to another stream here, so that this one will not be adopted."""
         info = peer.infos.get(stream_id)
         return info is not None and self.regions.service.named(info.name) is not None

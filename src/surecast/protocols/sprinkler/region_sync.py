@@ -1,9 +1,12 @@
-"""Sprinkler between regions: the tail advertises and serves, the head pulls.
+"""Sprinkler between regions, at one replica: exchanges the streams of all regions.
 
-The server side of the delivery at one replica, a layer over the stream service. A replica's role
-changes only when the chain reports it.
+This is the server side of the delivery `broadcast`, a layer over the stream service. What it does
+depends on the replica's place in the region's chain. The tail *advertises* the ends of the region's
+copies of streams to the replicas of other regions, and sends them the events. The head *pulls* each
+stream that another region owns from one region, the *source*, which need not be the owner.
+sources.py, recovery.py, forks.py and forwarding.py have parts of this machine.
 
-G8 at most one source per stream, and none for a region's own stream unless part of it was lost.
+G8 a stream has at most one source, and none in the region that owns it unless part of it was lost.
 G9 connected regions converge, also after publishing has stopped.
 """
 
@@ -100,24 +103,24 @@ __all__ = ["RegionSync"]
 
 NAME = "broadcast"  # of the delivery
 PROTOCOL = "sprinkler"
-STREAMS_A_MESSAGE = 1000  # in one advertisement
-PARTS_MAX = 100  # before the last one of an advertisement; a longer one is ignored
-COUNTS = "regions"  # the state with the serial numbers of other regions' disks
-DISKS_MAX = 8  # kept for each server: its last disks
-COUNTS_NS = 1 * SECOND  # how often that state is written
-FOLLOWERS_MAX = 1_000_000  # streams times servers of other regions
+STREAMS_A_MESSAGE = 1000  # most streams in one part of an advertisement
+PARTS_MAX = 100  # parts of an advertisement before the last one; a longer one is ignored
+COUNTS = "regions"  # name of the state on disk: the serial numbers of other regions' disks
+DISKS_MAX = 8  # the last disks of each server that are kept in this state
+COUNTS_NS = 1 * SECOND  # how often this state is written
+FOLLOWERS_MAX = 1_000_000  # most subscriptions: streams times servers of other regions
 
 
 class Count(msgspec.Struct, array_like=True):
-    """The last serial number received of a disk of another region, and in which life (start)."""
+    """The last serial number of another region's disk (`core.replicated.Counted`)."""
 
     disk: bytes
-    life: bytes = b""
+    life: bytes = b""  # the start of the server in which it was received
     serial: int = 0
 
 
 def _whole(parts: list[Advertise], last: Advertise) -> Advertise:
-    """Join an advertisement that came in parts."""
+    """Join an advertisement that was sent in parts."""
     ends: dict[LogId, int] = {}
     infos: list[StreamInfo] = []
     for part in (*parts, last):
@@ -127,7 +130,7 @@ def _whole(parts: list[Advertise], last: Advertise) -> Advertise:
 
 
 class RegionSync(HandlerMachine):
-    """Handles the other regions; the service below handles streams."""
+    """The layer between regions. The stream service below handles streams and clients."""
 
     uses = ("streams",)
     handlers: ClassVar[dict[type, str]] = {
@@ -183,26 +186,26 @@ class RegionSync(HandlerMachine):
         self.epoch = 0
         self.members: tuple[Peer, ...] = ()
         self.is_head = self.is_tail = False
-        self.recorded: dict[LogId, bool] = {}  # other regions' streams put into the directory
-        self.advertised: dict[Peer, dict[LogId, int]] = {}  # per session: the ends last sent
-        self.partial: dict[Peer, list[Advertise]] = {}  # advertisements of which parts came
-        self.known: dict[Peer, Parts] = {}  # publishers' states of which parts came
-        self.served: dict[Peer, bool] = {}  # servers of other regions, which we serve as the tail
+        self.recorded: dict[LogId, bool] = {}  # other regions' streams adopted by this head
+        self.advertised: dict[Peer, dict[LogId, int]] = {}  # server → the ends last sent to it
+        self.partial: dict[Peer, list[Advertise]] = {}  # received parts of advertisements
+        self.known: dict[Peer, Parts] = {}  # received parts of publishers' states
+        self.served: dict[Peer, bool] = {}  # servers of other regions that the tail has served
         self.serving = Serving(service, PeerEvents, config.serves_per_step)
         # Serial numbers of the disks of other regions' servers, the newest disk last.
         self.counts: dict[Peer, list[Count]] = {}
         if counts := disk.state(COUNTS):
             self.counts = msgspec.msgpack.decode(counts, type=dict[str, list[Count]])
         self.counts_saved_ns, self.counts_changed = 0, False
-        self.counted = Counted(b"", b"", 0, 0)  # our own
-        # Names for which another region has a stream with another id: (region, name).
+        self.counted = Counted(b"", b"", 0, 0)  # the serial number of our own disk
+        # (region, name): the region has another stream of this name than we have.
         self.doubles: dict[tuple[str, str], bool] = {}
         # Protocols that other regions' servers listed in their last session.
         self.speaks: dict[Peer, tuple[str, ...]] = {}
         self.owners = owners_digest(config.owners)
-        self.was_asking = True
-        self.attends = False  # the service sends us StreamsMoved
-        self.older = 0  # streams that this region owns, from before this start
+        self.was_asking = True  # `recovery.is_asking()` when it was last looked at
+        self.attends = False  # the service sends StreamsMoved to this layer
+        self.older = 0  # the number of own streams that existed before this start
         self.forwarding = Forwarding(self)
         self.forks = Forks(self)
         self.recovery = Recovery(self, self.forks)
@@ -216,11 +219,12 @@ class RegionSync(HandlerMachine):
         return out
 
     def _may_number(self) -> bool:
-        """Whether we wait for the first position to be assigned after a start."""
+        """Whether this head must notice the first position that is assigned since the start, in a
+        stream that existed before."""
         waits = self.is_head and self.older > 0 and bool(self.peers)
         return waits and not self.recovery.has_asked
 
-    # ------------------------------------------------------------ used by the parts of this machine
+    # ------------------------------------------------------------ used by the other parts (Regions)
 
     def send(self, peer: Peer, message: Message) -> None:
         self.out.append(Send(peer, message))
@@ -239,6 +243,7 @@ class RegionSync(HandlerMachine):
         return bool(peer.tail) and self.now_ns - peer.heard_ns <= self.config.dead_ns
 
     def compared(self, region: str) -> None:
+        """Choose sources again after a region has answered a Compare."""
         peer = self.peers[region]
         self.forks.look()
         for stream_id in list(peer.ends):
@@ -247,12 +252,13 @@ class RegionSync(HandlerMachine):
                 self._consider(copy, peer)
 
     def limited(self, stream: LogId) -> None:
+        """Tell the service how much of a stream may be shown, and whether it may grow."""
         if copy := self.streams.get(stream):
             self.command(Limit(stream, self.forks.limit(stream)))
             self._review(copy)
 
     def _review(self, copy: Copy) -> None:
-        """Suspend or resume assigning positions of a stream, as needed."""
+        """Suspend or resume the assignment of positions in a stream that this region owns."""
         if not self.is_head or not self.owns(copy):
             return
         suspended = self.recovery.must_wait(copy)
@@ -266,14 +272,14 @@ class RegionSync(HandlerMachine):
             self._review(copy)
 
     def _look_whether_asked(self) -> None:
-        """Once all regions were asked after the start, positions may be assigned. Until the first
-        one is, a region that appears only now is asked, too."""
+        """Allow positions once all regions were asked after the start. If a region appears before
+        the first position is assigned, it is asked, too, and positions wait again."""
         if self.is_head and self.was_asking != self.recovery.is_asking():
             self.was_asking = not self.was_asking
             self._review_all()
 
     def _look_whether_numbered(self, copy: Copy) -> None:
-        """The first position that is assigned after a start ends the asking."""
+        """Stop asking other regions when the first position since the start is assigned."""
         waited = self.is_head and self.owns(copy) and not copy.made_now
         if waited and not copy.suspended and copy.end > copy.begun:
             self.recovery.has_asked = True
@@ -282,7 +288,7 @@ class RegionSync(HandlerMachine):
 
     def _on_start(self, _inp: Start) -> None:
         self.recovery.started_ns = self.now_ns
-        # Spread over the period, so that replicas do not all work at once.
+        # At a random time of the period, so that replicas do not all work at the same time.
         after_ns = self.rng.randrange(1, self.config.advertise_ns + 1)
         self.out.append(SetTimer("advertise", self.now_ns + after_ns))
 
@@ -312,16 +318,17 @@ class RegionSync(HandlerMachine):
         if self.is_head and not was_head:
             self.recorded.clear()
             for copy in self.streams.values():
-                copy.source = None  # a new head knows only its own log
+                copy.source = None  # a new head does not know the sources of the old one
                 if not self.owns(copy):
-                    copy.unnamed = max(copy.unnamed, 1)  # the old head may not have asked
+                    # The old head may not have requested the publishers' state.
+                    copy.unnamed = max(copy.unnamed, 1)
         if not self.is_head:
             for copy in self.streams.values():
                 copy.source = copy.recovering_since_ns = None
         if was_tail and not self.is_tail:
             self._stop_serving_peers()
         elif self.is_tail:
-            self.advertised.clear()  # send everything, because the epoch is new
+            self.advertised.clear()  # so that everything is sent, with the new epoch
             self._advertise_all()
         if self.is_head:
             for copy in self.streams.values():
@@ -338,7 +345,8 @@ class RegionSync(HandlerMachine):
         info = event.info
         if info.delivery != NAME:
             return
-        self.recorded.pop(info.replaces, None)  # if it was refused before, it is not any more
+        # If the directory refused the stream that this one replaces, it would accept it now.
+        self.recorded.pop(info.replaces, None)
         state = self.service.streams[info.stream_id]
         copy = Copy(info, state, event.made_epoch, event.made_now, begun=state.end)
         self.streams[info.stream_id] = copy
@@ -349,7 +357,8 @@ class RegionSync(HandlerMachine):
             self.forks.grew(info.stream_id)
 
     def _on_deleted(self, event: StreamDeleted) -> None:
-        """Adopt other regions' streams of that name, which our deleted stream had prevented."""
+        """Adopt other regions' streams of the deleted stream's name, which was not possible
+        before."""
         name = event.info.name
         for peer in self.peers.values():
             self.doubles.pop((peer.name, name), None)
@@ -403,12 +412,13 @@ class RegionSync(HandlerMachine):
                 if self.forwarding.is_final(peer, message):
                     self.command(Settle(message.name, message.why))
                 elif message.info is not None and message.info.delivery != NAME:
-                    self.command(Settle(message.name, "other-region"))  # it will not come here
+                    # The delivery of that stream works only within the owner's region.
+                    self.command(Settle(message.name, "other-region"))
 
     # ------------------------------------------------------------ where a stream is created
 
     def _create(self, peer: Peer, message: Any) -> None:
-        """Have the stream created here, or by its owner."""
+        """Create the stream here, or forward the request to the region that owns the name."""
         name, here = message.name, self.config.region
         if why := self._refusal_to_create():
             self.command(Refuse(peer, message, why))
@@ -416,11 +426,12 @@ class RegionSync(HandlerMachine):
         elsewhere = self._known_elsewhere(name)
         owner = elsewhere.owner if elsewhere else owner_of(self.config.owners, name, here)
         if owner != here:
-            if peer in self.region_of:  # that region takes us as the owner: do not forward it back
+            # A server of another region considers this region the owner: do not send it back.
+            if peer in self.region_of:
                 self.command(Refuse(peer, message, "recovering"))
             elif why := self.forwarding.create(owner, message):
                 self.command(Refuse(peer, message, why))
-            else:  # forwarded each time: the owner's answer may have been lost
+            else:  # each repeated request is forwarded: the owner's answer may have been lost
                 self.command(Await(peer, message))
         elif self._is_coming(name):
             self.command(Await(peer, message))
@@ -428,7 +439,7 @@ class RegionSync(HandlerMachine):
             self.command(Create(peer, message))
 
     def _refusal_to_create(self) -> str:
-        # (A new disk, at its first start, cannot be an older copy.)
+        # Not at the first start of a disk, which cannot be an older copy of itself.
         if self.counted.start > 1 and self.recovery.is_asking():
             return "recovering"
         if any(self.is_live(p) and p.owners != self.owners for p in self.peers.values()):
@@ -439,8 +450,8 @@ class RegionSync(HandlerMachine):
         return ""
 
     def _known_elsewhere(self, name: str) -> StreamInfo | None:
-        """Another region's stream of that name, if there is one: a second one would never be
-        exchanged."""
+        """Another region's stream of that name, if there is one. A second stream of the name would
+        never be exchanged between the regions."""
         for peer in self.peers.values():
             for info in peer.infos.values():
                 foreign = info.name == name and info.owner != self.config.region
@@ -449,8 +460,8 @@ class RegionSync(HandlerMachine):
         return None
 
     def _is_coming(self, name: str) -> bool:
-        """Whether a stream of that name is being adopted from another region (we had created it and
-        lost it)."""
+        """Whether a stream of that name is being adopted from another region. (This region created
+        the stream and has lost it.)"""
         infos = (info for peer in self.peers.values() for info in peer.infos.values())
         coming = (i for i in infos if i.name == name and i.stream_id in self.recorded)
         return any(not self.service.is_listed(info.stream_id) for info in coming)
@@ -498,7 +509,8 @@ class RegionSync(HandlerMachine):
         self._send(node, message)
 
     def _on_region_stale(self, peer: Peer, message: RegionStale) -> None:
-        """Another region knows a later epoch of our region: we are not the tail any more (R7)."""
+        """R7: this replica is not the tail any more, because another region knows a later epoch of
+        this region's chain."""
         if peer not in self.region_of:
             return  # accepted only from servers of other regions
         if message.region == self.config.region and message.epoch > self.epoch:
@@ -508,7 +520,7 @@ class RegionSync(HandlerMachine):
             self.command(Overtaken(message.epoch))
 
     def _stop_serving_peers(self) -> None:
-        """R7: a tail that hands over closes its sessions, so that peers look for the new one."""
+        """R7: close the sessions with other regions, so that they look for the new tail."""
         for peer in self.served:
             self.out.append(Close(peer))
         self.served.clear()
@@ -522,7 +534,7 @@ class RegionSync(HandlerMachine):
             return  # accepted only from servers of that region
         parts = self.partial.setdefault(node, [])
         if message.more:  # an advertisement is applied only when all its parts are here
-            if len(parts) <= PARTS_MAX:  # one more than allowed marks it as too long
+            if len(parts) <= PARTS_MAX:  # one part too many is kept, to recognise the excess
                 parts.append(message)
             return
         del self.partial[node]
@@ -553,7 +565,7 @@ class RegionSync(HandlerMachine):
         self._record_streams(peer)
         if moved:
             self._follow_moved_tail(peer)
-        # The literal rule depends on time, so it is applied to all streams.
+        # The literal rule (sources.py) depends on time, so it is applied to all streams.
         everything = message.full or self.config.switching == "literal"
         changed = self.streams if everything else message.ends
         for stream_id in list(changed):
@@ -565,7 +577,8 @@ class RegionSync(HandlerMachine):
         self._look_whether_asked()
 
     def _look_for_double(self, region: str, info: StreamInfo) -> None:
-        """Note whether another region has another stream of that name: neither is exchanged."""
+        """Note if another region has a different stream of the same name. Neither of the two is
+        exchanged."""
         named = self.service.named(info.name)
         if named is None or self.service.is_listed(info.stream_id):
             self.doubles.pop((region, info.name), None)
@@ -574,7 +587,8 @@ class RegionSync(HandlerMachine):
             self.doubles[region, info.name] = True
 
     def _count(self, node: Peer, message: Advertise) -> None:
-        """Keep the serial number of the node's disk; send RegionBehind if it is an older copy."""
+        """Keep the serial number of the node's disk. If it is lower than a number that was received
+        before, send RegionBehind: the disk is an older copy of itself."""
         if not message.life:
             return
         known = self.counts.setdefault(node, [])
@@ -617,24 +631,24 @@ class RegionSync(HandlerMachine):
         self.forks.on_hide(peer, message)
 
     def _record_streams(self, peer: PeerRegion) -> None:
-        """Adopt streams that another region has and our directory lacks (once while we are
-        head)."""
+        """Adopt streams that another region has and our directory lacks. Each is adopted only once
+        while this replica is the head."""
         for stream_id, info in peer.infos.items():
             if not self.service.is_listed(stream_id) and stream_id not in self.recorded:
                 self.recorded[stream_id] = True
                 self.command(Adopt(info))
 
     def _follow_moved_tail(self, peer: PeerRegion) -> None:
-        """R7: the source has a new epoch or a new tail: subscribe again."""
+        """R7: subscribe again to all streams whose source region has a new epoch or a new tail."""
         for stream in self.streams.values():
             if stream.source and stream.source.region == peer.name:
                 if self.forks.may_pull(stream, peer):
                     self._subscribe(stream, peer)
                 else:
-                    stream.source = None  # `compared` chooses one
+                    stream.source = None  # after the comparison, `compared` chooses a source
 
     def _consider(self, stream: Copy, peer: PeerRegion) -> None:
-        """Decide whether to pull the stream from `peer`, which has advertised."""
+        """Decide whether to pull the stream from `peer`, after an advertisement."""
         end = peer.ends.get(stream.stream_id, 1)
         if self.owns(stream) and not self.recovery.may_pull_own(stream, end):
             return
@@ -657,12 +671,14 @@ class RegionSync(HandlerMachine):
             self._switch(stream, peer)
 
     def _switch(self, stream: Copy, peer: PeerRegion) -> None:
+        """Pull the stream from `peer` instead of its current source."""
         if stream.source is not None:
             self.counters["sprinkler.switched"] += 1
             self._send(stream.source.node, RegionUnsubscribe(stream.stream_id))
         self._subscribe(stream, peer)
 
     def _subscribe(self, stream: Copy, peer: PeerRegion) -> None:
+        """Begin to pull the stream from `peer`, from the first missing position on."""
         if not peer.tail:
             return
         end = peer.ends.get(stream.stream_id, 1)
@@ -675,12 +691,14 @@ class RegionSync(HandlerMachine):
         self._send(peer.tail, message)
 
     def _newest_ns(self, stream: Copy) -> int:
-        """The time of the last event before what is pulled; 0 if it is not on disk yet."""
-        # (Not `time_ns` of the last batch: a compacted batch that was sliced may have a later one.)
+        """The time of the last event below the first position that is pulled; 0 if that event is
+        not on disk yet."""
+        # `time_ns` of the last batch would be wrong: after a slice of a compacted batch it may be
+        # that of a later event.
         return self.forks.time_of(stream.stream_id, stream.whole - 1)
 
     def _look_after_sources(self) -> None:
-        """Once per period: give up failed sources, choose new ones, finish recoveries."""
+        """Give up failed sources, choose new ones, and end recoveries. Called once per period."""
         self.forks.look()
         for peer in self.peers.values():
             self._record_streams(peer)
@@ -702,8 +720,8 @@ class RegionSync(HandlerMachine):
         self.recovery.check_all()
 
     def _leave_for_leader(self, stream: Copy) -> None:
-        """Switch to a region that has been ahead of the source for `dead_ns`, even if the stream is
-        idle and so no new advertisement comes."""
+        """Switch to a region that has been ahead of the source for `dead_ns`. Called once per
+        period, because an idle stream is not advertised again."""
         assert stream.source is not None
         for peer in self.peers.values():
             if peer.name == stream.source.region or not self.is_live(peer):
@@ -718,7 +736,7 @@ class RegionSync(HandlerMachine):
         return is_given_up(stream, self.now_ns, self.config)
 
     def _choose(self, stream: Copy) -> None:
-        """Choose the region that is furthest ahead as the source; the owner if several are."""
+        """Choose the region that is furthest ahead as the source; among equals, the owner."""
         best: PeerRegion | None = None
         for peer in self.peers.values():
             if not self.is_live(peer):
@@ -750,7 +768,7 @@ class RegionSync(HandlerMachine):
                 source
                 and source.node == node
                 and source.subscribed_ns <= self.now_ns - (self.config.advertise_ns)
-            ):  # once per period: messages already on their way will not fit either
+            ):  # at most once per period, because messages that are on their way will not fit
                 self._subscribe(stream, self.peers[source.region])
             return
         if source and source.node == node:
@@ -766,8 +784,8 @@ class RegionSync(HandlerMachine):
             self.command(AppendAt(message.stream, message.batches))
 
     def _ask_publishers(self, stream: Copy) -> None:
-        """Request the publishers' state from regions whose copy reaches beyond the compacted part;
-        from the owner, if it is one of them."""
+        """Request the publishers' state from the regions whose copies contain all compacted batches
+        that were pulled; only from the owner, if it is one of these regions."""
         if self.now_ns - stream.asked_ns < self.config.dead_ns:
             return
         stream.asked_ns = self.now_ns
@@ -775,19 +793,20 @@ class RegionSync(HandlerMachine):
         holders = [p for p in self.peers.values() if p.tail and stream_id in p.ends]
         able = [p for p in holders if p.ends[stream_id] >= stream.unnamed]
         if able and since_ns is not None:
-            able = holders  # a recovering owner needs from each peer how far it has appended
+            able = holders  # a recovering owner must know how far each region has appended
         elif owner := [p for p in able if p.name == stream.info.owner]:
             able = owner
         for peer in able:
             self._send(peer.tail, PublishersWanted(stream_id, stream.end))
         if not holders and since_ns is not None and self.recovery.all_heard_since(since_ns):
-            stream.unnamed = 0  # no region has the stream: earlier publishers count as expired
+            # No region has the stream. Publishers created up to now are treated as expired.
+            stream.unnamed = 0
             self.command(TakePublishers(stream_id, 1, b"", self.wall_ns))
 
     def _on_publishers_wanted(self, node: Peer, message: PublishersWanted) -> None:
-        """Answer with the publishers' state, or forward to the head, which has it.
+        """Answer with the publishers' state, or forward the request to the head, which has it.
 
-        If our state is not complete, only a recovering owner gets an answer.
+        If our state is not complete, only the owner of the stream gets an answer.
         """
         is_ours = node in self.config.regions[self.config.region]
         asker = message.asker if is_ours else node
@@ -811,6 +830,7 @@ class RegionSync(HandlerMachine):
             self._send(event.token, answer)
 
     def _on_publishers_known(self, node: Peer, message: PublishersKnown) -> None:
+        """Take another region's publishers' state, if it is complete or no region's is complete."""
         stream = self.streams.get(message.stream)
         if self.region_of.get(node) != message.region:
             return  # accepted only from servers of that region
@@ -827,21 +847,24 @@ class RegionSync(HandlerMachine):
         else:
             stream.unsure[message.region] = None
             if not self.recovery.is_nobody_sure(stream):
-                return  # another region may know
-            horizon_ns = self.wall_ns  # unknown publishers expire, so no batch is accepted twice
+                return  # another region may know all publishers
+            # Treat unknown publishers as expired, so that no batch is accepted twice.
+            horizon_ns = self.wall_ns
         stream.unnamed = 0
         all_expire = horizon_ns > 0 and stream.outdated
         command = TakePublishers(message.stream, message.end, data, horizon_ns, all_expire)
         self.command(command)
 
     def _fits(self, stream: Copy, batches: tuple[Batch, ...]) -> bool:
-        """Whether batches continue our copy. R9: voids are explicit, so a gap is damage: it is
-        fetched again, and never treated as void. R10: a batch must not be older than the events
-        before it, because no replica could index it.
+        """Whether batches continue our copy of the stream.
+
+        R9: void positions are sent explicitly, so a gap is damage: the positions are requested
+        again and never treated as void. R10: a batch must not be older than the events before it,
+        because no replica could index it.
         """
         if any(b.stream_id != stream.stream_id for b in batches):
             return False
-        # (Not batches that begin below our end: we may have their last row already.)
+        # Batches that begin below our end are not checked: their last row may be here already.
         fresh = [b.time_ns for b in batches if b.rows and b.lo >= stream.end]
         times = [stream.newest_ns, *fresh]
         return batches[0].lo <= stream.end and times == sorted(times)
@@ -856,7 +879,7 @@ class RegionSync(HandlerMachine):
             self._send(peer, RegionStale(region.name, region.epoch))
             return
         if not self.is_tail:
-            return  # the new tail of our region advertises to it
+            return  # the peer will learn of the new tail from its advertisement
         if self.forks.contradicts(message.stream, message.last):
             self.counters["sprinkler.contradicted"] += 1
             self._send(peer, Doubt((message.stream,)))

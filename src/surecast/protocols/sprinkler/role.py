@@ -1,5 +1,7 @@
-"""Sprinkler in a region's replica: a layer that exchanges streams with other regions, and one that
-serves meshes of clients."""
+"""Sprinkler as a role: its two layers in a region's replica, `sprinkler` and `sprinkler.mesh`.
+
+The first exchanges streams with other regions, the second serves the meshes of clients.
+"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -1,12 +1,17 @@
-"""Where to pull a stream from: what other regions advertise, and when to switch.
+"""Decides from which other region a stream is pulled (its *source*), and when to switch.
 
-There are two rules. The *literal* one is the paper's: switch to a region whose advertisement leads
-the source's last one by more than C / (time since that one). It stalls if a source fails after
-advertising n and no other region ever advertises more than n. It is kept as an option and as a
-regression test. The *production* rule adds: without a source, any region that is ahead of us is
-chosen; a source that is silent, or ahead of us without sending, is given up; a region that is not
-ahead of us is never chosen; a small lead that lasts is enough to switch; and C is proportional to
-the stream's rate, so that we do not switch back and forth between regions that are equally far.
+There are two rules. The *literal* rule is the paper's: switch to a region if it advertises an end
+that is higher than the source's last advertised end by more than C / (time since the source's
+advertisement). This rule stalls if a source fails after it has advertised n, and no other region
+ever advertises more than n. It is kept as an option and as a regression test. The *production* rule
+differs in these points:
+
+* Without a source, any region that is ahead of this one is chosen.
+* A source that is silent, or is ahead but sends nothing, is given up.
+* A region that is not ahead of this one is never chosen.
+* If a region is ahead of the source for some time, even by little, this is enough to switch.
+* C is proportional to the stream's rate. This prevents repeated switching between regions that are
+  equally far.
 """
 
 from collections import Counter
@@ -31,18 +36,18 @@ __all__ = [
     "measure_rate",
 ]
 
-MARGIN_NS = 10 * MS  # of traffic: a smaller lead is noise between equals
+MARGIN_NS = 10 * MS  # a lead of less than the events of this time is ignored as noise
 
 
 @dataclass(slots=True)
 class Source:
-    """Where a stream is pulled from (`expects` of the paper)."""
+    """The region and server from which a stream is pulled (`expects` in the paper)."""
 
     region: str
     node: Peer
     end: int  # as last advertised by that region
-    advertised_ns: int  # when it was advertised
-    progress_ns: int  # when data last arrived, or we subscribed
+    advertised_ns: int  # when the region last advertised
+    progress_ns: int  # when events last arrived, or when this region subscribed
     subscribed_ns: int = 0
 
 
@@ -51,7 +56,7 @@ class Lead:
     """How long another region has been ahead of the source without a break."""
 
     since_ns: int
-    seen_ns: int  # last
+    seen_ns: int  # when it was last seen to be ahead
 
 
 @dataclass(slots=True)
@@ -60,9 +65,9 @@ class Copy:
 
     info: StreamInfo
     state: StreamState
-    made_epoch: int = 0  # of our chain, if it was created here; else 0
+    made_epoch: int = 0  # if it was created here: the epoch of our chain at that time; else 0
     made_now: bool = False  # created by this head since its start
-    begun: int = 1  # its end when we became the head
+    begun: int = 1  # its end when this replica became the head
     newest_ns: int = 0  # time of the newest event pulled from another region
     source: Source | None = None
     leads: dict[str, Lead] = field(default_factory=dict)  # regions ahead of the source
@@ -73,9 +78,10 @@ class Copy:
     # do not know all publishers.
     confirmed: dict[str, int] = field(default_factory=dict)
     unsure: dict[str, None] = field(default_factory=dict)
-    unnamed: int = 0  # end of the compacted batches we pulled, which name no publishers (R4)
-    recovering_since_ns: int | None = None  # the owner is behind its peers (R8)
-    outdated: bool = False  # because its disk had less of the log than others may have
+    # The end of compacted batches that were pulled without the publishers' state (R4); 0: none.
+    unnamed: int = 0
+    recovering_since_ns: int | None = None  # this region owns the stream and recovers it (R8)
+    outdated: bool = False  # if so: other regions may have later events than our disk
     suspended: bool = False  # Suspend is in force: the stream service assigns no positions
 
     @property
@@ -92,7 +98,7 @@ class Copy:
 
     @property
     def whole(self) -> int:
-        """The first position that is missing here, from which the stream is pulled."""
+        """The first position that is missing here. The stream is pulled from there on."""
         return self.state.whole
 
     @property
@@ -102,7 +108,7 @@ class Copy:
 
 @dataclass(slots=True)
 class PeerRegion:
-    """Another region as its tail last described it."""
+    """Another region, as its tail described it in the last advertisement."""
 
     name: str
     epoch: int = 0
@@ -112,7 +118,7 @@ class PeerRegion:
     ends: dict[LogId, int] = field(default_factory=dict)
     infos: dict[LogId, StreamInfo] = field(default_factory=dict)
     heard_ns: int = -1  # last advertisement
-    life: bytes = b""  # random, of this start of its tail
+    life: bytes = b""  # random, drawn at each start of its tail
 
 
 class Regions(Protocol):
@@ -144,25 +150,27 @@ class Regions(Protocol):
         """Pass a command down to the stream service."""
 
     def compared(self, region: str) -> None:
-        """A region has answered Compare; streams may be pulled from it now."""
+        """A region has answered a Compare. Streams may be pulled from it now."""
 
     def limited(self, stream: LogId) -> None:
         """How much of a stream may be shown, or whether it may get new positions, has changed."""
 
 
 def leads_literally(source: Source | None, end: int, now_ns: int, config: SprinklerConfig) -> bool:
-    """The rule as in the paper; `end - 1` is the number of events that was advertised."""
+    """The literal rule: whether a region that advertises `end` becomes the source."""
     expected, since_ns = (source.end, source.advertised_ns) if source else (1, 0)
     elapsed_s = (now_ns - since_ns) / SECOND
     return elapsed_s > 0 and end > expected + config.literal_damping / elapsed_s
 
 
 def leads_enough(stream: Copy, region: str, end: int, now_ns: int, config: SprinklerConfig) -> bool:
-    """Whether another region, which has just advertised `end`, is enough ahead of our source."""
+    """The production rule: whether a region that has just advertised `end` is far enough ahead of
+    the source to switch to it."""
     source = stream.source
     assert source is not None
     lead = end - source.end
-    # Regions that are equally far lead each other by a few milliseconds' traffic in turn.
+    # Of two regions that are equally far, each is ahead of the other by a few milliseconds' events
+    # at times.
     if end <= stream.whole or lead <= stream.rate * MARGIN_NS / SECOND:
         stream.leads.pop(region, None)
         return False
@@ -174,8 +182,8 @@ def leads_enough(stream: Copy, region: str, end: int, now_ns: int, config: Sprin
 def has_led(stream: Copy, region: str, end: int, now_ns: int, config: SprinklerConfig) -> bool:
     """Note whether a region is ahead of the source. Returns whether it has been for `dead_ns`.
 
-    While a stream moves this is called for each advertisement. An idle stream is not advertised, so
-    it must also be called periodically.
+    While a stream moves, this is called for each advertisement. An idle stream is not advertised,
+    so this must also be called periodically.
     """
     source = stream.source
     assert source is not None
@@ -189,7 +197,7 @@ def has_led(stream: Copy, region: str, end: int, now_ns: int, config: SprinklerC
 
 
 def is_given_up(stream: Copy, now_ns: int, config: SprinklerConfig) -> bool:
-    """Whether the source is silent, or is ahead without sending us anything."""
+    """Whether the source is silent, or is ahead but has not sent anything for `dead_ns`."""
     source = stream.source
     assert source is not None
     silent = now_ns - source.advertised_ns > config.dead_ns

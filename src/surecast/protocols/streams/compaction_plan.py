@@ -1,10 +1,11 @@
-"""Which parts of a log are worth rewriting: the log in pieces, and how much of each is live.
+"""Decides which part of a log to compact next: rewrite without void (obsolete) events.
 
-A log is compacted piece by piece, so that the work at a time is bounded however long the log is. A
-piece is rewritten when a share of the rows that it held when it was last written has become void,
-or when it consists of many tiny batches. Neighbours that have shrunk, or are not much larger, are
-rewritten together with it and become one piece. So the number of pieces stays in proportion to the
-live events, and the amount rewritten is a small multiple of what was published.
+A log is divided into *pieces* and compacted piece by piece, so that one rewrite is bounded however
+long the log is. A piece is rewritten when a certain share of its rows has become void since it was
+last written, or when it consists of many tiny batches. Neighbouring pieces that have also shrunk,
+or are not much larger, are rewritten together with it, and all become one piece. So the number of
+pieces stays proportional to the number of live (not void) events, and the total amount of rewritten
+data is a small multiple of the published data.
 """
 
 from dataclasses import dataclass
@@ -17,17 +18,19 @@ from surecast.columns.intervals import IntervalSet
 
 __all__ = ["Piece", "Pieces"]
 
-SMALL_ROWS = 16  # batches with fewer rows than this, on average, are worth joining
-BATCHES_MIN = 64  # if there are so many of them
-JOINED = 4  # a neighbour up to so many times as large as the piece is rewritten with it
-AT_ONCE = 8  # at most so many pieces are rewritten together, which bounds what a rewrite reads
+SMALL_ROWS = 16  # batches are worth joining if they have fewer rows than this on average
+BATCHES_MIN = 64  # and if there are at least this many of them
+JOINED = 4  # a neighbour up to this many times as large as the piece is rewritten with it
+AT_ONCE = 8  # most pieces that are rewritten together, which bounds what a rewrite reads
 
 
 @dataclass(slots=True)
 class Piece:
+    """Positions [lo, hi) of a log."""
+
     lo: int
     hi: int
-    rows: int = 0  # held when it was last written
+    rows: int = 0  # this, `nbytes` and `batches` are as when the piece was last written
     nbytes: int = 0
     batches: int = 0
 
@@ -37,21 +40,24 @@ class Piece:
 
 
 class Pieces:
-    """Closed pieces, contiguous from position 1, and the open one, which still grows."""
+    """The pieces of one log: closed pieces, contiguous from position 1, and the open piece at the
+    end, which still grows."""
 
     def __init__(self, rows_max: int = 1 << 16, nbytes_max: int = 8 << 20) -> None:
         self.rows_max = rows_max
         self.nbytes_max = nbytes_max
         self.closed: list[Piece] = []
         self.open = Piece(1, 1)
-        self.under_way: tuple[int, int] | None = None
-        self.looked = -1  # how many positions were void when nothing was worth rewriting
-        # Whether the open piece may be closed once before it is full; the owner sets this from time
-        # to time. (In a busy stream it would otherwise be closed and rewritten again and again.)
+        self.under_way: tuple[int, int] | None = None  # the range that is being rewritten
+        # The number of void positions when last nothing was worth rewriting; -1: look again.
+        self.looked = -1
+        # Whether the open piece may be closed before it is full. The service sets this to true
+        # once per period, and `begin` to false. (In a busy stream the open piece would otherwise
+        # be closed and rewritten again and again.)
         self.tidy = True
 
     def note(self, batch: Batch) -> None:
-        """`batch` is the next one of the log."""
+        """Add the next batch of the log to the open piece."""
         piece = self.open
         piece.hi = batch.hi
         piece.rows += batch.rows
@@ -61,14 +67,17 @@ class Pieces:
             self._close()
 
     def finish(self) -> None:
-        """The log will not grow any more: the open piece is rewritten like the others, however
-        small it is."""
+        """Close the open piece, because the log will not grow any more. It is then rewritten like
+        the others, however small it is."""
         if self.open.rows:
             self._close()
 
     def begin(self, voids: list[IntervalSet], share: float) -> tuple[int, int] | None:
-        """The range [lo, hi) to rewrite now; None if nothing is worth it, or a rewrite is
-        running."""
+        """The range [lo, hi) to rewrite now. None if no part is worth it, or if a rewrite is
+        running.
+
+        `voids` are the void positions of the log. A piece is worth a rewrite if at least `share` of
+        its rows have become void."""
         if self.under_way:
             return None
         total = sum(positions.total() for positions in voids)
@@ -98,7 +107,7 @@ class Pieces:
         if piece.rows < SMALL_ROWS:
             return
         gone = sum(positions.clip(piece.lo, piece.hi).total() for positions in voids)
-        gone -= piece.hi - piece.lo - piece.rows  # those that were void when it was written
+        gone -= piece.hi - piece.lo - piece.rows  # not those that were void when it was written
         if gone >= max(1, share * piece.rows):
             self._close()
 
@@ -110,8 +119,7 @@ class Pieces:
     def _with_neighbours(
         self, first: int, live: list[int], gone: list[int], share: float
     ) -> tuple[int, int]:
-        """The range of the piece and of the neighbours to rewrite with it, which become one
-        piece."""
+        """The range of closed piece number `first` and of the neighbours to rewrite with it."""
         last, rows, held = first + 1, live[first], self.closed[first].rows
 
         def joins(i: int) -> bool:
@@ -129,7 +137,7 @@ class Pieces:
         return self.closed[first].lo, self.closed[last - 1].hi
 
     def done(self, lo: int, hi: int, rows: int) -> None:
-        """[lo, hi) was rewritten and holds `rows` now."""
+        """[lo, hi) was rewritten and has this number of rows now."""
         self.under_way = None
         inside = [i for i, piece in enumerate(self.closed) if lo <= piece.lo and piece.hi <= hi]
         if not inside:
@@ -145,7 +153,7 @@ class Pieces:
         self.under_way = None
 
     def _live(self, voids: list[IntervalSet]) -> list[int]:
-        """How many positions of each closed piece are live."""
+        """The number of live positions in each closed piece."""
         edges = np.array([*(piece.lo for piece in self.closed), self.closed[-1].hi], np.int64)
         below = sum((_below(runs, edges) for runs in voids), np.zeros(edges.size, np.int64))
         counts: list[int] = (np.diff(edges) - np.diff(below)).tolist()
@@ -153,7 +161,7 @@ class Pieces:
 
 
 def _below(voids: IntervalSet, edges: Int64s) -> Int64s:
-    """How many positions of `voids` lie below each edge."""
+    """The number of positions of `voids` below each edge."""
     los, his = voids.to_arrays()
     if not los.size:
         return np.zeros(edges.size, np.int64)

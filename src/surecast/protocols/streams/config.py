@@ -38,26 +38,26 @@ class StreamsConfig:
     region: str
     name: Peer
     replicas: tuple[Peer, ...]  # of the region
-    chain: str = ""  # the chain below; "" means the region's only one, named like it
+    chain: str = ""  # the chain below; "" means the chain that has the name of the region
     addresses: dict[Peer, str] = field(default_factory=dict)  # of the replicas, sent to clients
-    http: dict[Peer, str] = field(default_factory=dict)  # HTTP addresses of the replicas, likewise
+    http: dict[Peer, str] = field(default_factory=dict)  # HTTP addresses, also sent to clients
     settle_ns: int = 100 * MS  # events older than this are served without void rows
-    serve_bytes_max: int = 256 << 10  # one message to a reader
+    serve_bytes_max: int = 256 << 10  # bytes of one message to a reader
     serves_per_step: int = 8  # messages per step to one reader, so that it does not delay others
-    coalesce_rows_max: int = 4096  # rows of a batch that joins the live rows of several
+    coalesce_rows_max: int = 4096  # rows of a batch that joins the live rows of several batches
     compact_ns: int = 2 * SECOND  # how often logs are checked for parts to compact
     compact_share: float = 0.75  # a part is rewritten if this share of its events is void
-    piece_rows_max: int = 1 << 18  # events of one such part
-    piece_bytes_max: int = 16 << 20  # bytes of one such part
-    feed_rows: int = 1 << 14  # committed positions that retention indexes at once
+    piece_rows_max: int = 1 << 18  # events of one part of a log for compaction
+    piece_bytes_max: int = 16 << 20  # bytes of one part of a log for compaction
+    feed_rows: int = 1 << 14  # committed positions that retention indexes together
     feed_bytes: int = 16 << 20  # bytes that retention indexes in one step
     expire_ns: int = 1 * SECOND  # how often keep_for streams are checked for old events
-    streams_max: int = 10_000  # in the directory and not deleted; more are not created
+    streams_max: int = 10_000  # streams that are not deleted; no more are created
     deleted_max: int = 50_000  # deleted streams, which stay in the directory; no more are deleted
-    subscriptions_max: int = 100_000  # of readers, at one replica
+    subscriptions_max: int = 100_000  # readers times streams, at one replica
     cursors_max: int = 10_000  # named subscriptions
     cursors_deleted_max: int = 1_000  # deleted names that are kept, to recognise retries
-    cursors_dead_max: int = 10_000  # entries of deleted names, before their log is rewritten
+    cursors_dead_max: int = 10_000  # entries of deleted names, above which their log is rewritten
     cursors_reset_max: int = 10_000  # streams in one reset of a named subscription
     cursors_page_max: int = 1_000  # subscriptions and positions in one answer to a client
     cursors_shown_max: int = 1_000  # positions of named subscriptions in status and /metrics

@@ -1,14 +1,16 @@
-"""The log of named subscriptions: its entries, and the table built from them.
+"""The log of named subscriptions: its entries, and the table built from them (for cursors.py).
 
-Every key has its own state: the holder of a name (key "/name"), and the position of the name in a
-stream (stream, "/", name). The latest entry of a key is the whole state of that key, so compaction
-may remove the earlier ones at any time, in any order. A deletion therefore writes one entry for
-every key of the name: an entry that it did not supersede would be valid again after a restart.
+A named subscription, or *cursor*, has a name, a *holder* (the client that may save positions) and a
+position in each stream. Entries have keys: the key "/name" for the holder of a name, and the stream
+id, "/" and the name for the position of the name in a stream. The latest entry of a key is the
+whole state of this key, so compaction may remove the earlier entries of the key at any time, in any
+order. Therefore a deletion writes an entry for every key of the name. Without it, the last entry of
+a key would stay in the log, and would be valid again after a restart.
 
-Entries of deleted names stay in the log as the latest of their keys. When there are many of them,
-the head copies all valid entries to the end of the log and appends a COLLECT event for all
-positions below the first copy. An entry below that position is no longer valid, whether or not
-compaction has removed it already.
+Entries that delete a name stay in the log, because they are the latest of their keys. When there
+are many of them, the head copies all valid entries to the end of the log and appends a COLLECT
+event for all positions below the first copy. Entries below that position are no longer valid,
+whether compaction has removed them yet or not.
 """
 
 from collections.abc import Iterable
@@ -41,10 +43,11 @@ FORMER_MAX: Final = 8  # former holders that are kept: their requests may still 
 
 
 class CursorEntry(msgspec.Struct, array_like=True, frozen=True):
-    """With a stream: the position of `name` in it (0: it has no position there any more).
-    Without a stream: the holder of `name` from here on.
+    """An entry of the log, of one of two kinds.
 
-    The fields from `change` on are written only if one of them is set.
+    If `stream` is set, the entry is the position of `name` in this stream; 0 removes the position.
+    If not, the entry is the holder of `name` from here on. The fields from `change` on are written
+    only if one of them is set.
     """
 
     name: str
@@ -53,8 +56,9 @@ class CursorEntry(msgspec.Struct, array_like=True, frozen=True):
     seq: int = 0
     change: bytes = b""  # identifies the last request that reset or deleted the name
     what: str = ""  # RESET or DELETED: what that request did
-    expelled: bytes = b""  # the holder at that time
-    moved_ns: int = 0  # of a copy: when the position was saved; 0: at the time of this entry
+    expelled: bytes = b""  # the holder at the time of that request
+    # For a copied entry, the time at which the position was saved; 0: the time of this entry.
+    moved_ns: int = 0
 
     @property
     def key(self) -> bytes:
@@ -65,7 +69,7 @@ class CursorEntry(msgspec.Struct, array_like=True, frozen=True):
         return msgspec.msgpack.encode(fields if any(fields[_PLAIN:]) else fields[:_PLAIN])
 
 
-_PLAIN: Final = 4  # fields that every entry is written with
+_PLAIN: Final = 4  # the number of fields that every entry is written with
 _decoder: Final = msgspec.msgpack.Decoder(CursorEntry)
 
 
@@ -84,7 +88,7 @@ def entries_batch(entries: Iterable[CursorEntry]) -> Batch:
 
 
 def collect_batch(start: int) -> Batch:
-    """A COLLECT event: entries below `start` are no longer valid."""
+    """A COLLECT event, after which entries below `start` are no longer valid."""
     return Batch.of(CURSORS, [encode_collect(Collect(BeforeSeq(start)))], kind=COLLECT)
 
 
@@ -103,7 +107,7 @@ class Cursor:
     holder: bytes = b""
     positions: dict[LogId, int] = field(default_factory=dict)
     moved_ns: dict[LogId, int] = field(default_factory=dict)  # when each position was saved
-    change: bytes = b""  # these three as in CursorEntry
+    change: bytes = b""  # this, `what` and `expelled` are as in CursorEntry
     what: str = ""
     expelled: bytes = b""
     former: tuple[bytes, ...] = field(default=(), compare=False)  # the last holders before this one
@@ -124,9 +128,10 @@ class Cursor:
     def is_barred(self, holder: bytes) -> bool:
         """Whether `holder` may never take the name again.
 
-        A client makes a new identity for each subscription and takes the name once. A late copy of
-        that request must not make it the holder of a name that was reset or deleted since. (A copy
-        cannot arrive after a restart, so `former` is not in the log.)
+        A client makes a new identity (`holder`) for each subscription and takes the name once with
+        it. If this request is sent twice, the second copy may arrive after the name was reset or
+        deleted. It must not make the client the holder again. (No copy can arrive after a restart
+        of this replica, so `former` is not in the log.)
         """
         return bool(self.change) and (holder == self.expelled or holder in self.former)
 
@@ -151,14 +156,14 @@ class Cursor:
         return CursorEntry(name, holder, b"", 0, self.change, self.what, self.expelled)
 
     def reset(self, name: str, change: bytes, positions: dict[LogId, int]) -> list[CursorEntry]:
-        """The entries with which the name has no holder and these positions."""
+        """The entries that remove the holder of the name and set these positions."""
         expelled = self.holder or self.expelled
         freed = CursorEntry(name, b"", b"", 0, change, RESET, expelled)
         return [freed, *(CursorEntry(name, b"", s, seq) for s, seq in positions.items())]
 
     def deleted(self, name: str, change: bytes) -> list[CursorEntry]:
-        """The entries that delete the name. Those of positions come first, because applying one
-        creates the name."""
+        """The entries that delete the name. The entries of positions come first, because applying
+        such an entry would create the name again."""
         expelled = self.holder or self.expelled
         gone = CursorEntry(name, b"", b"", 0, change, DELETED, expelled)
         return [*(CursorEntry(name, b"", stream) for stream in self.positions), gone]
@@ -179,15 +184,16 @@ class CursorTable:
 
     def __init__(self, deleted_max: int) -> None:
         self.names: dict[str, Cursor] = {}
-        self.deleted: dict[str, Cursor] = {}  # the last ones, oldest first, to recognise retries
-        self.dead = 0  # entries in the log that only record a deletion
+        # The last deleted cursors, oldest first, to recognise repeated requests.
+        self.deleted: dict[str, Cursor] = {}
+        self.dead = 0  # the number of entries in the log that only record a deletion
         self._deleted_max = deleted_max
 
     def get(self, name: str) -> Cursor:
         return self.names.get(name) or self.deleted.get(name) or Cursor()
 
     def take_former(self, other: "CursorTable") -> None:
-        """Take over former holders, which are not in entries, from another table of this log."""
+        """Copy former holders, which are not in the log, from the previous table."""
         for names in (self.names, self.deleted):
             for name, cursor in names.items():
                 cursor.former = other.get(name).former

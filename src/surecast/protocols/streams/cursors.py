@@ -1,15 +1,17 @@
 """Named subscriptions: a position in each stream, kept by the region across restarts of clients.
 
-The cursors of a region are a log of its chain, like the directory: replicated, and compacted with
-the latest entry of each key kept (`cursor_log.py`). The head writes all entries. It refuses
-requests of clients other than the holder, so that a client that was replaced (*fenced*) cannot move
-the cursor of its successor. A new head answers no request before everything that its predecessors
-wrote is committed, because it may contain a new holder.
+A named subscription is also called a *cursor*. Its *holder* is the client that reads under its name
+and saves its positions; another client may take the name, and the previous holder is *fenced*. The
+cursors of a region are entries in a log of its chain, like the directory. The log is replicated,
+and compacted so that the latest entry of each key stays (`cursor_log.py`). The head of the chain
+writes all entries. It refuses requests of clients other than the holder, so that a fenced client
+cannot move the cursor of its successor. A new head answers no request before everything that its
+predecessors wrote is committed, because this may contain a new holder.
 
 A reset or a deletion is one batch of entries. It removes the holder and changes the positions in
 one step, so no position that the former holder saves can be written after it.
 
-When a stream is deleted, the head removes the positions in it, also by entries of the log. A new
+When a stream is deleted, the head removes the positions in it, also by entries in the log. A new
 head looks for such positions once, because its predecessor may not have removed all of them.
 """
 
@@ -58,10 +60,10 @@ from surecast.protocols.streams.messages import (
 __all__ = ["Cursors"]
 
 HOLDER_LEN = 16
-WAITING_MAX = 10_000  # clients that wait for an answer
-READ_BYTES = 256 << 10  # of the log, at a time
-COPIED_AT_ONCE = 1_000  # entries (about) that are copied before waiting for their commit
-REMOVED_AT_ONCE = 1_000  # positions in deleted streams, likewise
+WAITING_MAX = 10_000  # most clients that wait for an answer
+READ_BYTES = 256 << 10  # bytes of the log that are read at a time
+COPIED_AT_ONCE = 1_000  # about how many entries are copied before waiting for their commit
+REMOVED_AT_ONCE = 1_000  # the same for positions in deleted streams that are removed
 
 Question = Attach | Advance | CursorReset | CursorDelete
 
@@ -70,8 +72,8 @@ Question = Attach | Advance | CursorReset | CursorDelete
 class Written:
     """Entries of one name that the head has written and that are not all committed yet."""
 
-    cursor: Cursor  # as it will be when they are committed
-    end: int = 1  # of the log, behind the last of them
+    cursor: Cursor  # as it will be when the entries are committed
+    end: int = 1  # the position after the last of the entries
 
 
 @dataclass(slots=True)
@@ -87,10 +89,10 @@ class Waiting:
 class Copying:
     """All valid entries are being copied to the end of the log, a part at a time."""
 
-    start: int  # of the log, at the first copy
-    names: list[str]  # still to be copied, in reverse
-    end: int  # of the log, behind the last part
-    collected: bool = False  # the part was the last one
+    start: int  # the position of the first copy
+    names: list[str]  # still to be copied, in reverse order
+    end: int  # the position after the last part that was copied
+    collected: bool = False  # everything is copied, and the COLLECT event is appended
 
 
 class Cursors(HandlerMachine):
@@ -128,14 +130,15 @@ class Cursors(HandlerMachine):
         self.head: Peer = ""
         self.stored = CursorTable(config.cursors_deleted_max)
         self.committed = 1  # of the log: `stored` contains all entries below it
-        self.written: dict[str, Written] = {}  # by us as head and not committed yet
-        self.barrier = 0  # a head answers no request before this is committed
+        self.written: dict[str, Written] = {}  # by this replica as the head, not committed yet
+        self.barrier = 0  # a head answers no request before the log is committed up to here
         self.waiting: dict[tuple[Peer, int], Waiting] = {}  # by client and token
         self.attached: dict[str, tuple[Peer, int]] = {}  # name → its client, and the Attach's token
         self.copying: Copying | None = None
-        # Names and deleted streams whose positions the head is to remove; None: not looked for yet.
+        # (name, deleted stream) of positions that the head must remove. None: a new head has not
+        # looked for them yet.
         self.to_remove: list[tuple[str, LogId]] | None = None
-        self.removed_end = 1  # of the log, behind the last part that was removed
+        self.removed_end = 1  # the position after the entries that removed the last part
 
     @property
     def table(self) -> dict[str, Cursor]:
@@ -181,7 +184,8 @@ class Cursors(HandlerMachine):
         for name in [name for name, written in self.written.items() if written.end <= end]:
             del self.written[name]
         self._answer_waiting()
-        if not self._remove_if_due():  # one of them a step: the second would not know the log's end
+        # Only one of these two in a step: after the first, the end of the log is not known here.
+        if not self._remove_if_due():
             self._copy_if_due()
 
     def _apply(self, value: bytes, time_ns: int) -> None:
@@ -204,8 +208,9 @@ class Cursors(HandlerMachine):
         elif lost and (not message.take or latest.is_barred(message.holder)):
             self._answer(peer, message, lost)
         elif not self._waits(peer, message):
-            # Written even if the client is the holder already: a former head that does not know
-            # that it was replaced cannot commit it, and so cannot send the client old positions.
+            # An entry is written even if the client is the holder already. A former head that does
+            # not know that it was replaced cannot commit this entry, and the answer waits for the
+            # commit. So a former head never sends the client old positions.
             self._write(message.name, [latest.held_by(message.name, message.holder)])
             self._wait(peer, message)
 
@@ -216,7 +221,8 @@ class Cursors(HandlerMachine):
         elif lost := latest.refusal(message.holder):
             self._answer(peer, message, lost)
         elif any(self._is_ahead(s, seq) for s, seq in message.positions.items()):
-            # The client has read positions that we lack: our chain may have continued without us.
+            # The client has read positions that are not here: the chain may have continued without
+            # this replica.
             self._answer(peer, message, "recovering")
         elif not self._waits(peer, message):
             ahead = [
@@ -230,8 +236,8 @@ class Cursors(HandlerMachine):
             self._answer_waiting()
 
     def _is_ahead(self, stream: LogId, seq: int) -> bool:
-        """Whether the position is not here yet. (Position 1 is, if the stream is known. In a
-        deleted stream nothing more is to come.)"""
+        """Whether the position is beyond the end of the stream's log here. This is also so for any
+        position of an unknown stream, and for no position of a deleted one."""
         if self.service.is_deleted(stream):
             return False
         return seq > self.service.end_of(stream) or (
@@ -261,10 +267,11 @@ class Cursors(HandlerMachine):
             self._wait(peer, message)
 
     def _may_change(self, peer: Peer, message: CursorReset | CursorDelete, wrong: str = "") -> bool:
-        """Whether to change the name now; if not, the client is answered now or later.
+        """Whether to carry out the request now. If not, the client is answered now or later.
 
-        A request that is repeated, perhaps to another head, must not be carried out twice: the name
-        may have another holder by now. The entry of the name contains the last request.
+        A request that is repeated, perhaps to another head, must not be carried out twice, because
+        the name may have another holder by now. To recognise it, the entry of the name contains the
+        identity of the last request (`change`).
         """
         latest = self._latest(message.name)
         is_known = message.name in self.table or message.name in self.written
@@ -289,7 +296,7 @@ class Cursors(HandlerMachine):
             return "bad-position"
         if not all(map(self.service.is_listed, positions)):
             return "unknown-stream"
-        # Positions that are not committed may be truncated, and get other events.
+        # Positions that are not committed may be truncated and later have other events.
         beyond = any(seq > self.service.committed_end(s) for s, seq in positions.items())
         return "recovering" if beyond else ""
 
@@ -312,11 +319,11 @@ class Cursors(HandlerMachine):
     def page(
         self, name: str = "", after: tuple[str, bytes] = ("", b""), rows_max: int = 1_000
     ) -> tuple[list[CursorState], tuple[str, bytes], bool]:
-        """A page of named subscriptions (or of the one called `name`) behind `after`.
+        """The page of named subscriptions that follows `after`. If `name` is set, only this one.
 
-        Returns the subscriptions, by name and stream, with at most `rows_max` names and positions;
-        the `after` of the next page; and whether this is the last page. A subscription with many
-        streams may continue on the next page.
+        Returns the subscriptions, in order of name and stream, with at most `rows_max` names and
+        positions; the `after` for the next page; and whether this is the last page. A subscription
+        with many streams may continue on the next page.
         """
         shown: list[CursorState] = []
         rows = 0
@@ -342,7 +349,7 @@ class Cursors(HandlerMachine):
         return sorted(filter(self._is_current, cursor.positions))
 
     def positions_shown(self, cursor: Cursor) -> int:
-        """How many positions of this cursor all pages together contain."""
+        """The number of positions of this cursor that are listed (on all pages together)."""
         return sum(map(self._is_current, cursor.positions))
 
     def _is_current(self, stream: LogId) -> bool:
@@ -390,7 +397,7 @@ class Cursors(HandlerMachine):
     # ------------------------------------------------------------ the log
 
     def _latest(self, name: str) -> Cursor:
-        """The cursor of a name, as it will be when everything written is committed."""
+        """The cursor of a name, including entries that are written but not committed yet."""
         written = self.written.get(name)
         return written.cursor if written is not None else self.stored.get(name)
 
@@ -429,8 +436,8 @@ class Cursors(HandlerMachine):
         return [(name, stream) for name in names if stream in self._latest(name).positions]
 
     def _remove_if_due(self) -> bool:
-        """Remove positions in deleted streams, a part at a time. Returns whether it wrote
-        entries."""
+        """Remove the next part of the positions in deleted streams. Returns whether entries were
+        written."""
         if self._refusal_of_role() or self.committed < self.removed_end:
             return False
         if self.to_remove is None:  # a new head: its table is complete now
@@ -456,7 +463,8 @@ class Cursors(HandlerMachine):
     # ------------------------------------------------------------ the log, rewritten
 
     def _collect(self, start: int, end: int) -> None:
-        """Entries below `start` no longer count: build the table from those in [start, end)."""
+        """Build the table again from the entries in [start, end), because those below `start` are
+        no longer valid."""
         stored = CursorTable(self.config.cursors_deleted_max)
         for batch in read_through(self.disk, CURSORS, start, end, READ_BYTES):
             for row in batch.to_rows():
@@ -466,13 +474,13 @@ class Cursors(HandlerMachine):
         self.stored = stored
 
     def _copy_if_due(self) -> None:
-        """If many entries are of deleted names: copy all valid entries to the end of the log, and
-        collect the rest."""
+        """If many entries only record deletions, copy all valid entries to the end of the log, a
+        part at a time, and then collect everything below."""
         if self._refusal_of_role():
             return
         copying, stored = self.copying, self.stored
         if copying is not None and self.committed < copying.end:
-            return  # a part at a time
+            return  # the last part is not committed yet
         if copying is None or copying.collected:
             self.copying = None
             if stored.dead < self.config.cursors_dead_max:
@@ -488,7 +496,7 @@ class Cursors(HandlerMachine):
         while copying.names and len(entries) < COPIED_AT_ONCE:
             name = copying.names.pop()
             cursor = self._latest(name)
-            if cursor != Cursor():  # it may have been removed by now
+            if cursor != Cursor():  # the name may have been removed by now
                 entries += cursor.copies(name)
         copying.end = self._end + len(entries)
         if entries:
@@ -502,12 +510,12 @@ class Cursors(HandlerMachine):
     # ------------------------------------------------------------ answers
 
     def _waits(self, peer: Peer, question: Question) -> bool:
-        """Whether the same question is already waiting for its answer."""
+        """Whether this question was asked before and waits for its answer."""
         waiting = self.waiting.get((peer, question.token))
         return waiting is not None and waiting.question == question
 
     def _wait(self, peer: Peer, question: Question) -> None:
-        """Answer when all entries of the name are committed."""
+        """Answer the question when all entries of its name are committed."""
         written = self.written.get(question.name)
         end = written.end if written else self.committed
         self.waiting[peer, question.token] = Waiting(peer, question, end)
@@ -516,14 +524,16 @@ class Cursors(HandlerMachine):
         done = []
         for key, waiting in self.waiting.items():
             if waiting.end > self.committed:
-                break  # they wait in the order of the log
+                break  # questions wait in the order of `end`
             done.append(key)
         for key in done:
             waiting = self.waiting.pop(key)
             self._answer(waiting.peer, waiting.question, self._verdict(waiting.question))
 
     def _verdict(self, question: Question) -> str:
-        """Why the question is refused, after the commit. (An Advance was written by the holder.)"""
+        """Why the question is refused after the commit: another client has taken the name. (An
+        Advance is not refused any more: its positions were written while its client was the
+        holder.)"""
         if isinstance(question, Attach):
             return self.stored.get(question.name).refusal(question.holder)
         return ""

@@ -1,14 +1,15 @@
-"""Which streams exist. The directory is a log of the chain, and so it is replicated.
+"""The directory of a region: which streams exist. It is a replicated log of the region's chain.
 
-Each region has its own directory log: the streams that it owns and those learned from other
-regions, each with the chain of this region that keeps its copy. Entries are applied in the log's
-order. The first entry of a name wins, unless a later one replaces that stream, or follows it after
-it was deleted. The stream that was replaced may be entered later than its successor, in a directory
-that was repaired from other regions. The effect of an entry depends on this log alone, so all
-replicas get the same streams.
+Each region has its own directory log. It has an entry for each stream that the region owns or has
+learned from another region, with the chain of this region that keeps the copy. Entries are applied
+in the order of the log. The first entry of a name is used. A later entry of the same name is used
+only if it replaces that stream (its history was given up), or follows it (it was deleted). In a
+directory that was repaired from other regions, a replaced stream may be entered later than the
+stream that replaced it. The effect of an entry depends only on this log, so all replicas get the
+same streams.
 
-A deletion is not in this log: it is the last event of the deleted stream's own log. The entry
-stays, so that the id remains known.
+A deletion is not recorded in this log, but as the last event of the deleted stream's own log (the
+End event). The entry of a deleted stream stays, so that its id remains known.
 """
 
 import msgspec
@@ -23,12 +24,12 @@ __all__ = ["Directory", "info_batch"]
 
 class DirectoryEntry(msgspec.Struct, array_like=True, frozen=True):
     info: StreamInfo
-    chain: str  # of this region; one today, several when a region uses several processes
+    chain: str  # the chain that keeps the copy; a region has only one chain today
 
 
 class FollowingEntry(msgspec.Struct, array_like=True, frozen=True):
-    """An entry written by a head that knew that the previous stream of the name, `follows`, was
-    deleted."""
+    """An entry with `follows`: the previous stream of this name, if the head that wrote the entry
+    knew that it was deleted. An entry without it is decoded as this type, too."""
 
     info: StreamInfo
     chain: str
@@ -45,7 +46,7 @@ class Directory:
         self.made: dict[LogId, int] = {}  # streams created in this region → epoch
         self.deleted: dict[LogId, None] = {}
         self.latest: dict[str, LogId] = {}  # by name: the newest stream, deleted or not
-        self.former: dict[LogId, None] = {}  # streams that entries replace or follow
+        self.former: dict[LogId, None] = {}  # streams that other entries replace or follow
 
     def apply(self, batch: Batch) -> list[StreamInfo]:
         """Apply a committed batch of the log. Returns the streams that it adds."""
@@ -75,13 +76,14 @@ class Directory:
         return stream in self.former
 
     def delete(self, info: StreamInfo) -> None:
-        """The End event of the stream is committed: its name is free for another stream."""
+        """Mark a stream as deleted, so that its name is free. Called when its End event is
+        committed."""
         self.deleted[info.stream_id] = None
         if self.latest.get(info.name) == info.stream_id:
             self.by_name.pop(info.name, None)
 
     def undelete(self, info: StreamInfo) -> None:
-        """The End event was truncated."""
+        """Undo `delete`, because the End event was truncated."""
         if self.deleted.pop(info.stream_id, 0) is None and self.latest[info.name] == info.stream_id:
             self.by_name[info.name] = info
 

@@ -1,16 +1,16 @@
-"""A client that fetches ranges: positions [lo, hi) of a stream, in order, and nothing beyond.
+"""A client's machine that fetches positions [lo, hi) of a stream, in order, and nothing else.
 
-A subscriber is sent all new events until it unsubscribes. A client that needs a certain range, such
-as a task of a batch job, would be sent much that it does not need. So it requests the range: the
-answer is a large part of it, and after the last message of an answer the client requests the next
-part. After `Hold` it requests nothing until `Go`.
+A subscriber is sent all new events until it unsubscribes. That is too much for a client that needs
+a certain range, such as a task of a batch job. Such a client requests the range. The answer is a
+large part of the range, and after the last message of an answer the client requests the next part.
+After `Hold` it requests nothing until `Go`.
 
-Positions that a server declares lost (`RangeLost`) are reported in the order of positions (`Lost`),
-and the range continues behind them. No other positions are ever skipped.
+If a server declares positions lost (`RangeLost`), the client emits `Lost` in the order of positions
+and continues after them. It never skips any other positions.
 
-If the stream was deleted and ends before the range, this is reported (`Ended`), and nothing more
-is requested. If a server goes away, is silent or does not have the position, the client continues
-with the next server from the same position.
+If the stream was deleted and ends before the range, the client emits `Ended` and requests nothing
+more. If a server goes away, is silent or does not have the next position, the client continues with
+the next server from the same position.
 """
 
 from collections import Counter
@@ -36,8 +36,8 @@ from surecast.protocols.streams.messages import RangeEvents, RangeLost, ReadRang
 
 __all__ = ["Fetcher"]
 
-AGAIN_NS = 50 * MS  # pause after an answer without the position
-WHY_MAX = 200  # characters of the reason for a loss that are passed on
+AGAIN_NS = 50 * MS  # pause after an answer that does not contain the next position
+WHY_MAX = 200  # characters of the reason for a loss that are passed to the application
 
 
 class Fetcher(HandlerMachine):
@@ -58,12 +58,12 @@ class Fetcher(HandlerMachine):
         super().__init__(counters)
         self.config = config
         self.stream: LogId = b""
-        self.position = 0  # the next one to deliver
+        self.position = 0  # the next position to deliver
         self.hi = 0
-        self.held = False
+        self.held = False  # between Hold and Go
         self.asking = False  # a request is open
         self.heard_ns = 0
-        self.target = 0
+        self.target = 0  # the current server, as an index of `config.replicas`
 
     def _on_start(self, _inp: Start) -> None:
         self.out.append(SetTimer("idle", self.now_ns + self.config.idle_ns))
@@ -117,7 +117,7 @@ class Fetcher(HandlerMachine):
             return
         self.heard_ns = self.now_ns
         before = self.position
-        # Otherwise it answers another request, or is invalid.
+        # Otherwise the message answers an earlier request, or is invalid.
         if message.lo <= before < min(message.hi, self.hi):
             self.position = min(message.hi, self.hi)
             why = message.why[:WHY_MAX]
@@ -133,10 +133,10 @@ class Fetcher(HandlerMachine):
         if last is not None and last.hi <= before and is_end(last):
             self.asking = False
             self.out.append(Emit(Ended(message.stream, last.hi)))
-            return  # no server will ever have more
+            return  # the stream is deleted: no server will have the range
         for batch in message.batches:
             if batch.lo > self.position or self.position >= self.hi:
-                break  # it answers another request, or the copy is damaged
+                break  # the message answers an earlier request, or the server's copy is damaged
             if batch.hi > self.position:
                 part = batch.slice(self.position, self.hi)
                 fresh.append(part)

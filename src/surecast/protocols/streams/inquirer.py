@@ -1,4 +1,8 @@
-"""A client's questions to its region: which streams exist, where a time begins, cursors."""
+"""A client's machine that sends questions to its region and repeats them until they are answered.
+
+The questions are defined in `core.endpoint`: which streams exist, at which position a time begins,
+and requests about named subscriptions (cursors).
+"""
 
 from typing import Any, ClassVar
 
@@ -52,7 +56,8 @@ class Inquirer(Requests):
             case WhereIs(stream, time_ns):
                 return Request(Locate(token, stream, time_ns))
             case TakeCursor(name, holder):
-                # After the first answer, do not take the name back from a client that takes it.
+                # A retry after the first answer must not take the name back from another client
+                # that has taken it since.
                 held = Attach(token, name, holder, False)
                 take = Attach(token, name, holder, True)
                 leave = Detach(token, name)

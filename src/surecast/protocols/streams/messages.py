@@ -44,6 +44,8 @@ class Introduce(StreamsMessage):
 
 
 class Introduced(StreamsMessage):
+    """The answer to Introduce."""
+
     region: str
     name: Peer  # of the sender
     replicas: dict[str, str]  # of its region: name → host:port
@@ -58,12 +60,12 @@ class CreateStream(StreamsMessage):
 
 
 class StreamOpened(StreamsMessage):
-    """The stream exists and every replica knows it; if not, `why` is the reason.
+    """The stream exists and every replica knows it. If it was not opened, `why` is the reason.
 
-    why: not-head (ask `head`), recovering and owner-unreachable (ask later), config-mismatch (its
-    configuration differs from the requested one), too-many-streams, bad-name, bad-spec (too large),
-    no-delivery (a server does not have it), other-region (its delivery stays within a region, and
-    another region owns the name), owners-differ (regions disagree on its owner).
+    why: not-head (ask `head`), recovering and owner-unreachable (ask later), config-mismatch (the
+    stream exists with another configuration), too-many-streams, bad-name, bad-spec (too large),
+    no-delivery (a server does not have the delivery), other-region (the delivery works only within
+    a region, and another region owns the name), owners-differ (regions disagree on the owner).
     """
 
     name: str
@@ -73,13 +75,15 @@ class StreamOpened(StreamsMessage):
 
 
 class Publish(StreamsMessage):
+    """Append `batch` to `stream`. Answered by PubAck or PubNack."""
+
     stream: LogId
     batch: Batch
 
 
 class PubAck(StreamsMessage):
-    """The batch that begins at `pub_no` has position `seq` and is on disk at every replica.
-    `more`: (pub_no, seq) of later batches of the same publisher."""
+    """The batch that begins at `pub_no` has position `seq` and is on disk at every replica. `more`
+    acknowledges later batches of the same publisher, as (pub_no, seq)."""
 
     stream: LogId
     publisher: bytes
@@ -91,7 +95,7 @@ class PubAck(StreamsMessage):
 class PubNack(StreamsMessage):
     """The batch was refused. why: not-head (ask `head`), out-of-order (send from `expected`), busy,
     too-few-replicas, recovering, quarantined, unknown-stream, owner-unreachable, mismatch, expired,
-    bad-event."""
+    bad-event, deleted, too-many-deleted."""
 
     stream: LogId
     publisher: bytes
@@ -112,11 +116,13 @@ class Subscribe(StreamsMessage):
 
 
 class Unsubscribe(StreamsMessage):
+    """End a Subscribe."""
+
     stream: LogId
 
 
 class Events(StreamsMessage):
-    """Committed positions of `stream`, contiguous; `end` is where the sender's copy ends."""
+    """Committed batches of `stream`, contiguous. `end` is the end of the stream at the sender."""
 
     stream: LogId
     batches: tuple[Batch, ...]
@@ -132,9 +138,9 @@ class ReadRange(StreamsMessage):
 
 
 class RangeEvents(StreamsMessage):
-    """A part [lo, hi) of the requested range; `last`: the last message of the answer.
+    """A part [lo, hi) of the requested range. `last`: this is the last message of the answer.
 
-    `end` is where the sender's copy ends: it has no positions from there on yet.
+    `end` is the end of the stream at the sender: it cannot show positions from there on yet.
     """
 
     stream: LogId
@@ -146,10 +152,10 @@ class RangeEvents(StreamsMessage):
 
 
 class RangeLost(StreamsMessage):
-    """A part [lo, hi) of the requested range that is lost: no node can read a position of it.
+    """A part [lo, hi) of the requested range is lost: no node can read these positions any more.
 
-    It is sent among the RangeEvents of an answer, in the order of positions; `end` and `last` mean
-    the same as there.
+    This message is sent between the RangeEvents of an answer, in the order of positions. `end` and
+    `last` have the same meaning as in RangeEvents.
     """
 
     stream: LogId
@@ -165,28 +171,33 @@ class RangeLost(StreamsMessage):
 
 
 class WatchStreams(StreamsMessage):
-    """Which streams match `pattern`, now and in the future? Any replica can answer."""
+    """Which streams match `pattern`? New streams that match are reported later, until
+    UnwatchStreams. Any replica can answer."""
 
     token: int
     pattern: str
 
 
 class StreamsAre(StreamsMessage):
-    """Streams that match, and where each ends here; `complete`: these are the last ones for now."""
+    """Streams that match, and the end of each at the sender. `complete`: no further message about
+    existing streams follows."""
 
     token: int
     infos: tuple[StreamInfo, ...]
     ends: tuple[int, ...]
     complete: bool
-    why: str = ""  # too-many
+    why: str = ""  # too-many (the client watches too many patterns), bad-name
 
 
 class UnwatchStreams(StreamsMessage):
+    """End a WatchStreams."""
+
     token: int
 
 
 class Locate(StreamsMessage):
-    """From which position on are events of `stream` at or after `time_ns`? -1: where is its end?"""
+    """From which position on are events of `stream` at or after `time_ns`? A `time_ns` of -1 asks
+    for the end of the stream."""
 
     token: int
     stream: LogId
@@ -194,13 +205,16 @@ class Locate(StreamsMessage):
 
 
 class Located(StreamsMessage):
+    """The answer to Locate: a position, or the reason why there is none."""
+
     token: int
     seq: int
-    why: str = ""  # unknown-stream
+    why: str = ""  # unknown-stream, stream-deleted, recovering, quarantined
 
 
 class Attach(StreamsMessage):
-    """Let `holder` read as the subscription `name`. `take`: even if another holder has it."""
+    """Make `holder` the holder of the named subscription `name`, which may save its positions.
+    `take`: even if it has another holder. Answered by Attached."""
 
     token: int
     name: str
@@ -209,11 +223,12 @@ class Attach(StreamsMessage):
 
 
 class Attached(StreamsMessage):
-    """The holder reads from `positions` on (a stream that is missing there: from 1).
+    """The client is the holder and should read from `positions` on (a stream without a position
+    from 1 on), unless `why` is set.
 
-    Sent again with why fenced when another client takes the name, and with reset or deleted when an
-    operator changes it. why: not-head (ask `head`), fenced, reset, deleted, recovering and busy
-    (ask later), too-many, bad-name.
+    why: not-head (ask `head`), fenced, reset, deleted, recovering and busy (ask later), too-many,
+    bad-name. This message is sent again, with fenced, when another client takes the name, and with
+    reset or deleted when an operator resets or deletes the subscription.
     """
 
     token: int
@@ -232,7 +247,8 @@ class Advance(StreamsMessage):
 
 
 class Advanced(StreamsMessage):
-    """The positions are on disk at every replica, or (`why` as in Attached) they were not saved."""
+    """The positions of an Advance are on disk at every replica. If `why` is set (as in Attached),
+    they were not saved."""
 
     token: int
     why: str = ""
@@ -247,16 +263,17 @@ class Detach(StreamsMessage):
 
 
 class ListCursors(StreamsMessage):
-    """Which named subscriptions exist, and at which positions? For the head."""
+    """Which named subscriptions exist, and at which positions? Only the head answers."""
 
     token: int
     name: str  # only this one; empty: all
-    after: tuple[str, bytes]  # the last name and stream of the page before; ("", b""): the first
+    after: tuple[str, bytes]  # last name and stream of the previous page; ("", b""): first page
 
 
 class CursorsAre(StreamsMessage):
-    """A page of named subscriptions, by name and stream. The next page begins behind `after`; if
-    `complete`, there is none. why: not-head (ask `head`), recovering (ask later)."""
+    """A page of named subscriptions, in order of name and stream. `complete`: this is the last
+    page; else the next page begins after `after`. why: not-head (ask `head`), recovering (ask
+    later)."""
 
     token: int
     cursors: tuple[CursorState, ...]
@@ -267,8 +284,8 @@ class CursorsAre(StreamsMessage):
 
 
 class CursorReset(StreamsMessage):
-    """Take the subscription `name` from its holder and set these positions; those in other streams
-    stay. `force`: even if a client is attached."""
+    """Remove the holder of the subscription `name` and set these positions; positions in other
+    streams stay. `force`: even if a client is attached. Answered by CursorChanged."""
 
     token: int
     name: str
@@ -278,7 +295,7 @@ class CursorReset(StreamsMessage):
 
 
 class CursorDelete(StreamsMessage):
-    """Delete the subscription `name`. The rest as in CursorReset."""
+    """Delete the subscription `name`. `change` and `force` are as in CursorReset."""
 
     token: int
     name: str
@@ -287,7 +304,7 @@ class CursorDelete(StreamsMessage):
 
 
 class CursorChanged(StreamsMessage):
-    """The reset or deletion is on disk at every replica, or (`why`) it was refused.
+    """The reset or deletion is on disk at every replica. If `why` is set, it was refused.
 
     why: not-head (ask `head`), recovering and busy (ask later), unknown-subscription, in-use (a
     client is attached), unknown-stream, too-many-positions, bad-position, bad-name.

@@ -1,4 +1,4 @@
-"""Status, alarms and metrics of a replica's stream service, as plain values."""
+"""The observer of the stream service: reports its status, alarms and metrics, as plain values."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final

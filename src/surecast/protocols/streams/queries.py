@@ -1,6 +1,6 @@
-"""Questions of clients to any replica: which replicas and streams exist, where a time begins.
+"""Answers clients' questions about a region: which replicas and streams exist, positions of times.
 
-All of them are answered at once, from what is committed here, and change nothing.
+Any replica answers them immediately, from what is committed there. The questions change nothing.
 """
 
 from collections import Counter
@@ -26,12 +26,12 @@ from surecast.protocols.streams.stream import Stream
 
 __all__ = ["Queries"]
 
-INFOS_MAX = 1000  # in one message
-WATCHES_MAX = 1000  # of one client
+INFOS_MAX = 1000  # most streams in one message
+WATCHES_MAX = 1000  # most patterns that one client watches
 
 
 class Queries(HandlerMachine):
-    """A layer over the stream service, which it reads."""
+    """A layer over the stream service, which it only reads."""
 
     uses = ("streams",)
     handlers: ClassVar[dict[type, str]] = {
@@ -49,7 +49,7 @@ class Queries(HandlerMachine):
         super().__init__(counters)
         self.config = config
         self.service = service
-        self.watches: dict[Peer, dict[int, str]] = {}  # by token: the pattern
+        self.watches: dict[Peer, dict[int, str]] = {}  # client → token → pattern
 
     def _on_introduce(self, peer: Peer, _message: Introduce) -> None:
         config = self.config
@@ -73,7 +73,7 @@ class Queries(HandlerMachine):
             self._tell(peer, message.token, part, complete)
 
     def _matching(self, pattern: str) -> list[StreamInfo]:
-        if is_name(pattern):  # fast path: a client of thousands of streams asks for each by name
+        if is_name(pattern):  # fast path: a client of thousands of streams asks for each name
             info = self.service.named(pattern)
             found = None if info is None else self.service.streams.get(info.stream_id)
             return [found.info] if found is not None and not self.service.is_ended(found) else []
@@ -95,13 +95,13 @@ class Queries(HandlerMachine):
                     self._tell(peer, token, [info], True)
 
     def _tell(self, peer: Peer, token: int, infos: list[StreamInfo], complete: bool) -> None:
-        # The full end, although readers may not be shown all of it yet, because retention has not
-        # indexed it or it is damaged: the client must not take the stream as shorter.
+        # The full end. Readers may not be shown all of it yet (it is not indexed by retention, or
+        # is damaged), but the client must not assume that the stream is shorter.
         ends = tuple(self._end(info.stream_id) for info in infos)
         self._send(peer, StreamsAre(token, tuple(infos), ends, complete))
 
     def _end(self, stream: LogId) -> int:
-        """The end for readers of ranges, who are sent RangeLost for lost positions."""
+        """The end for readers of ranges, which may be after lost positions (RangeLost)."""
         service = self.service
         return max(service.visible_end(service.streams[stream]), service.readable_end(stream))
 
@@ -124,13 +124,15 @@ class Queries(HandlerMachine):
             return
         self.service.feed(stream)
         if not stream.quarantined and stream.index.end < end:
-            # A long log after a start: retention has not indexed it, so times are not known yet.
+            # After a start with a long log: retention has not indexed it, so its times are not
+            # known yet.
             self._send(peer, Located(message.token, 0, "recovering"))
             return
         self._send(peer, self._located(stream, message))
 
     def _located(self, stream: Stream, message: Locate) -> Located:
-        """The answer. For a damaged stream, a time after the readable part cannot be located."""
+        """The answer to Locate. In a damaged stream, a time after the readable part cannot be
+        located."""
         try:
             seq = stream.first_at(message.time_ns, self.service.disk)
         except StorageError as problem:

@@ -1,4 +1,4 @@
-"""The stream service in a region's replica, with named subscriptions and queries above it."""
+"""The stream service as a role: its layer, and those of named subscriptions and queries above."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

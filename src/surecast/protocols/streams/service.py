@@ -1,14 +1,19 @@
 """A region's streams at one replica: the layer over the chain that all other layers use.
 
-It keeps the directory, accepts publishes to streams that the region owns, feeds committed batches
-to retention, has logs compacted, and shows committed events to readers. The head accepts publishes,
-every replica serves readers. A replica's role changes only when the chain reports it. What a
-stream's *delivery* does (other regions, meshes) is done by layers above: `core.streams` is the
-interface.
+It keeps the directory of streams, accepts publishes to streams that the region owns, feeds
+committed batches to retention, requests the compaction of logs, and shows committed events to
+readers. The head of the chain accepts publishes; every replica serves readers. The tasks of a
+stream's *delivery* (transfer to other regions, meshes of clients) belong to layers above;
+`core.streams` is the interface to them.
 
-G1 only what was published is delivered, or voids of what was collected.
-G3 a publisher's order is the order of positions. G4 each event, or a void and its collector.
-G5 nothing collects what comes later. G6 live and void partition what is held.
+This layer contributes to these guarantees (sprinkler/checks.py). A position is *void* if its event
+is obsolete: superseded, expired or collected.
+
+G1 only published events are delivered, and void positions of published events.
+G3 the order in which a publisher publishes is the order of positions.
+G4 every event is delivered, or its position is void and the event that made it void is delivered.
+G5 no event makes a later position void.
+G6 every position that a replica has is either live or void.
 G7 the newest event is never void.
 """
 
@@ -127,11 +132,11 @@ __all__ = ["StreamService"]
 
 
 KEPT_FOR = {CURSORS: "cursors"}  # log → the layer above that gets its events
-SPEC_BYTES_MAX = 512  # of schema and options: one message may have a thousand of them
-PIECES_READ_MAX = 64  # kept from one pass to the next, at most `serve_bytes_max` each
-FORFEITS_MAX = 1000  # ranges of one stream; more are refused
+SPEC_BYTES_MAX = 512  # of schema and options: one message may list a thousand streams
+PIECES_READ_MAX = 64  # reads kept until the end of the pass, at most `serve_bytes_max` each
+FORFEITS_MAX = 1000  # most lost ranges of one stream; more are refused
 WHY_MAX = 200  # characters of a reason sent to readers
-FULL_NS = 10 * SECOND  # a disk counts as full for so long after StoreFull
+FULL_NS = 10 * SECOND  # after StoreFull, a disk counts as full for this time
 
 
 def _nbytes(spec: StreamSpec) -> int:
@@ -149,7 +154,7 @@ def _mismatch(info: StreamInfo, spec: StreamSpec) -> str:
 
 
 class StreamService(HandlerMachine):
-    """Handles streams and clients; the chain handles positions, disks and copies."""
+    """The stream service. The chain below handles positions, disks and replication."""
 
     uses = ("replicated",)
     provides = ("streams",)
@@ -228,8 +233,8 @@ class StreamService(HandlerMachine):
         self.kept = {log: self._kept(log) for log in KEPT_FOR}
         self.ends: dict[LogId, int] = {}  # of all logs, as the chain reports them
         self.committed: dict[LogId, int] = {}
-        self.limits: dict[LogId, int] = {}  # deliveries allow nothing to be shown from here on
-        # Positions that are lost, if they are still in a hole (Forfeit), and why.
+        self.limits: dict[LogId, int] = {}  # the end that a delivery allows to be shown (Limit)
+        # Positions that were declared lost (Forfeit), while they are in a hole, and why.
         self.forfeited: dict[LogId, tuple[IntervalSet, str]] = {}
         self.epoch = 0
         self.members: tuple[Peer, ...] = ()
@@ -238,19 +243,19 @@ class StreamService(HandlerMachine):
         self.draining = False  # about to stop: no more publishes
         self.full_until_ns = -1 << 62  # until then the disk counts as full
         # Streams that are requested and do not exist yet: name → the peers that wait, with the
-        # spec each requested. `making`: those of them that are created here.
+        # spec that each has requested.
         self.asked: dict[str, dict[Peer, StreamSpec]] = {}
-        self.untold: dict[LogId, StreamInfo] = {}  # deleted streams of which no event was emitted
-        self.making: dict[str, bool] = {}
+        self.untold: dict[LogId, StreamInfo] = {}  # deleted, and StreamDeleted is not emitted yet
+        self.making: dict[str, bool] = {}  # the names in `asked` that are created here
         self.made_now: dict[LogId, bool] = {}  # streams created by this head since its start
         self.connected: dict[Peer, None] = {}  # other replicas with which we have a session
-        # Protocols that the other replicas listed in their last session.
+        # Protocols that each other replica listed in its last session.
         self.speaks: dict[Peer, tuple[str, ...]] = {}
         # Acknowledgements to be sent: (client, stream, publisher) → (pub_no, seq) of each batch.
         self.unsaid: dict[tuple[Peer, LogId, bytes], list[tuple[int, int]]] = {}
-        self.attending: dict[str, str] = {}  # layers that get StreamsMoved → their deliveries
-        self.moved: dict[LogId, str] = {}  # streams whose shown end has moved → their deliveries
-        # Batches read for readers at the end of the last pass: layers above read the same ones.
+        self.attending: dict[str, str] = {}  # layer that gets StreamsMoved → its delivery
+        self.moved: dict[LogId, str] = {}  # stream whose shown end has moved → its delivery
+        # Batches read for readers since the last end of a pass. Several layers read the same ones.
         self.pieces_read: dict[tuple[LogId, int, int], list[Batch]] = {}
         self.hole_at = {log: holes[0][0] for log in disk.logs() if (holes := disk.holes(log))}
         self.entries_lost: list[tuple[LogId, int, int]] = []  # of the region's own logs
@@ -389,7 +394,7 @@ class StreamService(HandlerMachine):
             ("compact", config.compact_ns),
             ("expire", config.expire_ns),
         ):
-            # Spread over the period, so that replicas do not all work at once.
+            # At a random time of the period, so that replicas do not all work at the same time.
             self.out.append(SetTimer(key, self.now_ns + self.rng.randrange(1, period_ns + 1)))
 
     def _on_end_of_pass(self, inp: EndOfPass) -> None:
@@ -430,7 +435,7 @@ class StreamService(HandlerMachine):
         if self.is_head:
             for replica in self.config.replicas:
                 if replica != self.config.name and replica not in self.speaks:
-                    self._send(replica, Introduce())  # opens a session: PeerUp says what it speaks
+                    self._send(replica, Introduce())  # opens a session; PeerUp lists its protocols
         else:
             for name in self.asked:
                 self._answer_creators(name, None, "not-head")
@@ -494,8 +499,9 @@ class StreamService(HandlerMachine):
             stream.hole = self.hole_at.get(log, 0)
 
     def _fill_own_logs(self) -> None:
-        """Fill holes in the region's own logs with voids: no other node has these entries. Streams
-        missing in the directory return from other regions; cursors start from the beginning."""
+        """Fill holes in the region's own logs (directory and cursors) with void ranges, because no
+        other node has these entries. Streams that are missing in the directory return from other
+        regions; cursors start from the beginning."""
         for log in (DIRECTORY, *self.kept):
             for lo, hi in self.disk.holes(log):
                 self.counters["streams.entries-lost"] += hi - lo
@@ -518,20 +524,20 @@ class StreamService(HandlerMachine):
             self.out.append(Emit(LogMoved(log, end), KEPT_FOR[log]))
 
     def visible_end(self, stream: Stream) -> int:
-        """R5: the end of what readers and retention may see: what is committed, before the first
-        position that cannot be read, and before the limit of its delivery."""
+        """R5: the end of what readers and retention may see. It is the committed end, or the first
+        position that cannot be read, or the limit of the delivery, whichever is lowest."""
         end = self._allowed_end(stream)
         return min(end, stream.hole) if stream.hole else end
 
     def _allowed_end(self, stream: Stream) -> int:
-        """The end of what is committed, or the limit of its delivery if that is lower."""
+        """The committed end, or the limit of the stream's delivery if that is lower."""
         end = self.committed.get(stream.stream_id, 1)
         if self.limits and stream.stream_id in self.limits:
             end = min(end, self.limits[stream.stream_id])
         return end
 
     def _advance(self, stream: Stream) -> None:
-        """More of the stream is committed, or retention has indexed more of it."""
+        """Show more of the stream, after more of it was committed or indexed by retention."""
         config, shown = self.config, stream.committed
         end = self.visible_end(stream)
         if not stream.quarantined:
@@ -542,9 +548,9 @@ class StreamService(HandlerMachine):
             elif end - stream.index.end >= config.feed_rows:
                 self.feed(stream, config.feed_bytes)
             if end - stream.index.end >= config.feed_rows:
-                # A long log after a start. Index it in several passes, so that other work is not
-                # delayed; until then readers are shown only the indexed part. (But never less than
-                # before: with large events the budget may not suffice.)
+                # This is a long log after a start. It is indexed in several passes, so that other
+                # work is not delayed. Until then readers are shown only the indexed part, but never
+                # less than before: with large events, `feed_bytes` may be too little for that.
                 stream.committed = max(stream.index.end, shown)
                 self.out.append(AtEndOfPass("feed"))
         if self.untold:
@@ -558,7 +564,8 @@ class StreamService(HandlerMachine):
             serving.soon(self.out)
 
     def feed(self, stream: Stream, budget_bytes: int = 1 << 62) -> None:
-        """Feed all committed batches to retention, before anything that depends on voids."""
+        """Feed all committed batches to retention (or about `budget_bytes`). Called before anything
+        that depends on void positions."""
         if stream.quarantined or stream.index.end >= stream.committed:
             return
         try:
@@ -572,8 +579,8 @@ class StreamService(HandlerMachine):
             self.untold[stream.stream_id] = stream.info
 
     def _tell_deleted(self) -> None:
-        """Emit StreamDeleted. Not in `feed`: layers above call it, too, outside of our steps, and
-        an event emitted then would be lost."""
+        """Emit StreamDeleted. `feed` does not do this: layers above call it in their steps, and an
+        event that this layer emits then would be lost."""
         untold, self.untold = self.untold, {}
         for info in untold.values():
             if self.is_deleted(info.stream_id):
@@ -587,13 +594,14 @@ class StreamService(HandlerMachine):
         try:
             last = self.disk.read(stream.stream_id, end - 1, end, 1)
         except StorageError:
-            return False  # a read of the stream reports the error
+            return False  # the error is reported when a reader reads the stream
         return bool(last) and retention.is_end(last[-1])
 
     def _refusal_behind_end(self, stream: Stream) -> str:
-        """Why no position may be assigned: the last one is the End event, or cannot be read yet.
+        """Why no position may be assigned: the last event is the End event, or cannot be read yet.
 
-        A head reads it from its log, once per epoch: its predecessor may have appended it.
+        A head reads the last event from its log once per epoch, because its predecessor may have
+        appended an End event.
         """
         if stream.index.ended:
             return "deleted"
@@ -611,15 +619,15 @@ class StreamService(HandlerMachine):
         return "deleted" if stream.ending else ""
 
     def damaged(self, stream: Stream, problem: StorageError, end: int) -> None:
-        """A read failed. With other members in the chain, raise: this replica stops, and the
-        others, which may have the whole stream, continue."""
+        """Handle a failed read. If the chain has other members, which may have the whole stream,
+        raise the error: this replica stops, and the others continue. Else quarantine the stream."""
         if len(self.members) > 1:
             raise problem
         self._quarantine(stream, str(problem), end)
 
     def _quarantine(self, stream: Stream, why: str, end: int) -> None:
-        """The stream cannot be read from `end` on. Raises an alarm; other streams are not
-        affected."""
+        """Show the stream only up to `end`, because it cannot be read from there on. This raises an
+        alarm; other streams are not affected."""
         self.counters["streams.quarantined"] += 1
         stream.quarantined = why
         stream.committed = end
@@ -645,8 +653,8 @@ class StreamService(HandlerMachine):
             self._advance(stream)
 
     def _on_forfeit(self, inp: Forfeit) -> None:
-        """Only positions that are in a hole now: others may get into a hole later that can be
-        repaired."""
+        """Declare those positions lost that are in a hole now. Others are not declared lost: if
+        they get into a hole later, other nodes may be able to fill it."""
         stream = inp.stream
         if stream not in self.streams:
             return
@@ -661,8 +669,8 @@ class StreamService(HandlerMachine):
         self.forfeited[stream] = both, inp.why[:WHY_MAX]
 
     def _recall_forfeits(self, log: LogId, end: int = 1 << 62) -> None:
-        """Positions that can be read again, or are truncated (from `end` on), are no longer
-        lost."""
+        """Remove positions from those declared lost: if they can be read again, and from `end` on,
+        where the log is truncated."""
         if log in self.forfeited:
             forfeited, why = self.forfeited.pop(log)
             if left := self._in_holes(log, forfeited.clip(1, end)):
@@ -727,17 +735,18 @@ class StreamService(HandlerMachine):
         return "too-many-streams" if count + coming >= self.config.streams_max else ""
 
     def _refusal_to_deliver(self, delivery: str) -> str:
-        """Why streams of a delivery cannot be created: all replicas of the region must have it.
+        """Why no stream of a delivery can be created: all replicas of the region must have the
+        delivery.
 
-        A replica that lacked it and has no session with us may just be replaced by one that has it:
-        we open a session, and the client is asked to retry.
+        If a replica did not have it in the last session and has no session now, it may be about to
+        be replaced by a version that has it. Then a session is opened, and the client must retry.
         """
         layer = self.deliveries.get(delivery, "")
         protocol = layer.partition(".")[0]
         lacking = [peer for peer, listed in self.speaks.items() if protocol not in listed]
         away = [peer for peer in lacking if peer not in self.connected]
         for peer in away:
-            self._send(peer, Introduce())  # opens a session: PeerUp says what it speaks
+            self._send(peer, Introduce())  # opens a session; PeerUp lists its protocols
         if not layer or len(away) < len(lacking):
             return "no-delivery"
         return "recovering" if away else ""
@@ -773,7 +782,7 @@ class StreamService(HandlerMachine):
         self.asked.pop(inp.name, None)
 
     def _on_stream_opened(self, peer: Peer, message: StreamOpened) -> None:
-        """The owner's answer, for the stream's delivery, which adopts the stream."""
+        """Pass the owner's answer to the stream's delivery, which adopts the stream."""
         waiting = self.asked.get(message.name, {})
         if self.is_head and waiting:
             spec = next(iter(waiting.values()))
@@ -846,7 +855,7 @@ class StreamService(HandlerMachine):
         self.out.append(PassDown(Submit(message.stream, batch, token, bad)))
 
     def _refusal(self, message: Publish) -> str:
-        """Why publishes to this stream are refused, for now or finally; empty: they are not."""
+        """Why publishes to this stream are refused, for now or for ever; empty if they are not."""
         if not self.is_head:
             return "not-head"
         if self.draining:
@@ -857,7 +866,7 @@ class StreamService(HandlerMachine):
         if stream.quarantined:
             return "quarantined"
         if stream.info.delivery not in self.deliveries:
-            return "recovering"  # without its delivery we do not know whether to assign positions
+            return "recovering"  # only the delivery knows whether positions may be assigned
         if stream.hole or stream.suspended:
             return stream.suspended or "recovering"
         if message.batch.kind == DATA:
@@ -867,7 +876,7 @@ class StreamService(HandlerMachine):
 
     def _refusal_of_event(self, stream: Stream, batch: Batch) -> str:
         if batch.stream_id != stream.stream_id:
-            return "bad-event"  # readers would take it for another stream's
+            return "bad-event"  # readers would take the batch for one of another stream
         if (stream.ending or stream.looked_epoch != self.epoch or stream.index.ended) and (
             why := self._refusal_behind_end(stream)
         ):
@@ -879,8 +888,8 @@ class StreamService(HandlerMachine):
         return self._refusal_of_rule(stream, batch)
 
     def _refusal_of_rule(self, stream: Stream, batch: Batch) -> str:
-        """R10: why a COLLECT or CONFIG event is refused: it is not valid, or could conflict with
-        what earlier rules have collected."""
+        """R10: why a COLLECT or CONFIG event is refused: it is not valid, or could make an event
+        void that is itself the reason why others are void."""
         if batch.kind not in (COLLECT, CONFIG) or batch.count != 1 or batch.pub_no <= 0:
             return "bad-event"
         row = batch.to_rows()[0]
@@ -892,7 +901,7 @@ class StreamService(HandlerMachine):
             if batch.kind == COLLECT:
                 tagged = isinstance(retention.decode_collect(row.value).predicate, TagIs)
                 if tagged and stream.reconfigured:
-                    return "bad-event"  # collectors under an earlier policy may have tags
+                    return "bad-event"  # under an earlier policy, events with tags may collect
         except (PeerError, UsageError):
             return "bad-event"
         return "" if row.key is None and row.tag is None else "bad-event"
@@ -944,7 +953,8 @@ class StreamService(HandlerMachine):
             self._tell_moved()
 
     def _tell_moved(self) -> None:
-        """Emit StreamsMoved: deliveries serve their readers after ours, in the same pass."""
+        """Emit StreamsMoved. So deliveries serve their readers in the same pass, after the readers
+        of this layer."""
         moved, self.moved = self.moved, {}
         for layer, delivery in self.attending.items():
             streams = tuple([stream for stream, its in moved.items() if its == delivery])
@@ -987,7 +997,8 @@ class StreamService(HandlerMachine):
     # ------------------------------------------------------------ retention
 
     def _expire(self, stream: Stream) -> None:
-        """R10: keep_for works by GC events that the owner's head appends; replicas use no clock."""
+        """R10: for keep_for, append a GC event that collects old events. Only the owner's head does
+        this; other replicas use no clock for it."""
         self.feed(stream)
         policy = stream.index.policy
         if not isinstance(policy, KeepFor) or not self._owns(stream):
@@ -1002,12 +1013,12 @@ class StreamService(HandlerMachine):
         if self._holds_older(stream, cutoff_ns):
             rule = retention.encode_collect(Collect(BeforeTime(cutoff_ns), EXPIRED))
             batch = Batch.of(stream.stream_id, [rule], kind=COLLECT)
-            stream.expiring = stream.end + 1  # at least
+            stream.expiring = stream.end + 1  # the end after that event, or less
             self.out.append(PassDown(AppendOwn(stream.stream_id, batch)))
 
     def _holds_older(self, stream: Stream, cutoff_ns: int) -> bool:
-        """Whether a live DATA event is older. (Not COLLECT events: each expiry appends a new
-        one.)"""
+        """Whether a live DATA event is older. COLLECT events do not count, because each expiry
+        appends one."""
         for lo, hi in stream.index.live(1, stream.index.end):
             for batch in read_through(self.disk, stream.stream_id, lo, hi, 1):
                 if int(batch.times()[0]) >= cutoff_ns:
@@ -1024,8 +1035,7 @@ class StreamService(HandlerMachine):
         voids, is_deleted = stream.index.voids, stream.index.ended > 0
         if is_deleted:
             stream.pieces.finish()
-        # On a full disk any part with void events is worth rewriting, and so it is in a deleted
-        # stream.
+        # In a deleted stream, and on a full disk, any part with void events is worth rewriting.
         any_part = is_deleted or self.now_ns < self.full_until_ns
         share = 0.0 if any_part else self.config.compact_share
         if worth := stream.pieces.begin(list(voids.values()), share):

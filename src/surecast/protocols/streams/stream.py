@@ -1,4 +1,7 @@
-"""One stream at one replica."""
+"""The state of one stream at one replica, for the stream service (service.py).
+
+R5 and R9 are rules in docs/protocols/streams.md.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,13 +23,16 @@ _SEARCH_BYTES = 64 << 10  # read at a time to find a position
 
 @dataclass(slots=True)
 class Stream:
+    """One stream: its ends, its retention and its place in compaction. Every end is the first
+    position beyond."""
+
     info: StreamInfo
-    index: RetentionIndex  # of committed events, fed in runs: `committed` may be ahead of it
+    index: RetentionIndex  # of committed events; fed in runs, so it may end before `committed`
     pieces: Pieces = field(default_factory=Pieces)
-    end: int = 1  # appended here
+    end: int = 1  # of what is appended here
     hole: int = 0  # the first position that cannot be read here; 0: there is none
-    committed: int = 1  # by the chain, and shown to readers (R5)
-    recent: int = 1  # `committed` a moment ago: from here on, batches are served as published
+    committed: int = 1  # the end of what is committed and shown to readers (R5)
+    recent: int = 1  # `committed` a moment ago; batches from here on are served as published
     quarantined: str = ""  # why its log cannot be indexed beyond `index.end`
     reconfigured: bool = False  # its retention was changed at least once
     rules: IntervalSet = field(default_factory=IntervalSet)  # positions of COLLECT, CONFIG events
@@ -43,12 +49,13 @@ class Stream:
 
     @property
     def whole(self) -> int:
-        """The first position that is missing here, from which it is pulled from other regions."""
+        """The first position that is missing here. From there on, the stream is pulled from other
+        regions."""
         return self.hole or self.end
 
     def feed(self, disk: Disk, nbytes_max: int, budget_bytes: int = 1 << 62) -> None:
-        """Feed committed batches to retention, each once and in order (R5): about
-        `budget_bytes`."""
+        """Feed the next committed batches to retention, each once and in order (R5). Stops after
+        about `budget_bytes`."""
         index = self.index
 
         def lend(lo: int, hi: int) -> Iterator[Batch]:
@@ -83,10 +90,10 @@ class Stream:
         return min(seq, self.index.end)
 
     def serve(self, disk: Disk, lo: int, hi: int, nbytes_max: int, rows_max: int) -> list[Batch]:
-        """[lo, hi) as readers should get it: live events, and voids as ranges (R9).
+        """[lo, hi) as it is sent to readers: live events, and ranges of void positions (R9).
 
-        Recent batches are served whole, with the bytes that were published: removing the few events
-        that are already void would cost more than it saves.
+        Recent batches are sent unchanged, with the bytes that were published: removing the few
+        events that are already void would cost more than it saves.
         """
         raw = disk.read(self.stream_id, lo, hi, nbytes_max)
         if lo >= self.recent or not any(self.index.voids.values()):

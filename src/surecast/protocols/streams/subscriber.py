@@ -1,8 +1,9 @@
-"""A thin subscriber: it follows streams from its region's servers, in order, without gaps.
+"""A client's machine that follows streams, fed only by a server of its region (a *thin* client).
 
-It subscribes at one replica, from the position it has reached. If that replica goes away, is silent
-or sends batches with a gap, it subscribes at the next one from the same position. Positions are the
-same at all replicas, so nothing is missed or delivered twice.
+It subscribes at one replica, from the position it has reached, and delivers events in order and
+without gaps. If that replica goes away, is silent or sends batches with a gap, the client
+subscribes at the next replica from the same position. Positions are the same at all replicas, so
+nothing is missed or delivered twice.
 """
 
 from collections import Counter
@@ -45,9 +46,9 @@ class Subscriber(HandlerMachine):
     ) -> None:
         super().__init__(counters)
         self.config = config
-        self.positions = positions  # next position wanted, by stream
-        self.asked_ns: dict[LogId, int] = {}  # when the last Follow of each stream came
-        self.target = 0
+        self.positions = positions  # by stream: the next position to deliver
+        self.asked_ns: dict[LogId, int] = {}  # by stream: when its last Follow came
+        self.target = 0  # the current server, as an index of `config.replicas`
         self.heard_ns = 0
 
     def _on_start(self, _inp: Start) -> None:
@@ -106,8 +107,8 @@ class Subscriber(HandlerMachine):
         self.positions[message.stream] = position
         if fresh:
             self.out.append(Deliver(message.stream, tuple(fresh)))
-        # Shortly after a Follow, a gap may be in answers to an earlier Follow: the answer to this
-        # one comes after them.
+        # Shortly after a Follow, a gap may be in answers to an earlier Follow, which arrive before
+        # the answers to this one.
         stale = self.now_ns - self.asked_ns.get(message.stream, -1 << 62) < self.config.idle_ns
-        if gap and not stale:  # damage, never a void (R9): another replica may have all positions
+        if gap and not stale:  # the replica's log is damaged: void positions leave no gap (R9)
             self._ask_next()
