@@ -13,7 +13,7 @@ import numpy as np
 from surecast.columns.batch import DATA, REASON_NAMES, VOID, Batch
 from surecast.columns.column import Column
 from surecast.core.endpoint import Lost
-from surecast.endpoint.chunks import joined
+from surecast.endpoint.prepared import joined
 
 __all__ = ["Event", "Kind", "Seqs", "events_of", "lost_event", "void_reason"]
 

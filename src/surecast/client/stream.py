@@ -25,8 +25,8 @@ from surecast.columns.rules import (
     encode_policy,
 )
 from surecast.core.streams import StreamInfo
-from surecast.endpoint.chunks import ArrowStream, Chunk, chunks_of
 from surecast.endpoint.endpoint import Sent, acknowledged, send, send_all
+from surecast.endpoint.prepared import ArrowStream, PreparedBatch, prepared_batches
 from surecast.endpoint.publishers import EVENT_OVERHEAD, Outbox
 from surecast.errors import TimedOut, UsageError
 
@@ -161,12 +161,12 @@ class Stream:
         positions of the acknowledged batches; batches that were sent before may still be published
         (`maybe_taken`), and the rest is not published.
         """
-        chunks = chunks_of(self._info.stream_id, values, keys, tags, self._outbox.options)
+        batches = prepared_batches(self._info.stream_id, values, keys, tags, self._outbox.options)
         sent: Sent = []
         limit = within(timeout, f"the acknowledgement of events of {self.name!r}")
         try:
             async with limit:
-                return Seqs(await send_all(self._outbox, chunks, sent))
+                return Seqs(await send_all(self._outbox, batches, sent))
         except TimedOut as problem:
             problem.acknowledged = acknowledged(sent)
             problem.maybe_taken = any(future.cancelled() for future in sent)
@@ -183,7 +183,7 @@ class Stream:
         """
         waited_for = f"room to publish a batch of {self.name!r}; the batch may still be published"
         async with within(timeout, waited_for, maybe_taken=True):
-            return await send(self._outbox, Chunk(batch, batch.nbytes))
+            return await send(self._outbox, PreparedBatch(batch, batch.nbytes))
 
     def named(self, publisher: str | bytes | UUID, pub_no: int) -> Stream:
         """This stream for a *named publisher*: a program that numbers its events itself, so that it
@@ -271,8 +271,8 @@ class Stream:
     ) -> int:
         batch = Batch.of(self._info.stream_id, [value], kind=kind)
         async with within(timeout, waited_for, maybe_taken=True):
-            sent, placed = self._outbox.publish_batch(batch, len(value) + EVENT_OVERHEAD)
-            await placed
+            sent, added = self._outbox.publish_batch(batch, len(value) + EVENT_OVERHEAD)
+            await added
             assert sent.whole is not None
             return (await sent.whole)[0]
 

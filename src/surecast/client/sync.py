@@ -32,9 +32,9 @@ from surecast.columns.batch import Batch
 from surecast.columns.rules import Policy, Predicate
 from surecast.core.status import SubscriptionInfo
 from surecast.core.streams import StreamInfo
-from surecast.endpoint.chunks import ArrowStream
 from surecast.endpoint.forking import forked, watch
 from surecast.endpoint.options import ClientOptions
+from surecast.endpoint.prepared import ArrowStream
 from surecast.endpoint.publishers import Outbox
 from surecast.errors import Closed
 

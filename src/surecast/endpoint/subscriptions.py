@@ -1,8 +1,8 @@
 """Lists, resets and deletes the named subscriptions of a region, for the client and the HTTP port.
 
-The head of the region's chain executes the requests (`protocols/streams/cursors.py`). A request is
-repeated until the head answers. A change has a random id, so that the head does not apply a
-repeated request twice.
+The head of the region's chain executes the requests (`protocols/streams/cursors.py`). The control
+node repeats a request until the head answers. A reset or deletion has a random id, so that the head
+applies a repeated request only once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ __all__ = ["AtTime", "Begin", "SubscriptionInfo", "SubscriptionPosition", "Subsc
 STREAMS_MAX: Final = 10_000  # streams in one reset, so that the message fits into a frame
 ASKED_AT_ONCE: Final = 100  # concurrent queries for the position at a time
 
-# A function that returns the streams that match a pattern, each with its end.
+# A function that returns the streams that match a pattern, each with its end (the position that
+# its next event gets).
 Ends = Callable[[str], Awaitable[list[tuple[StreamInfo, int]]]]
 
 
@@ -40,7 +41,7 @@ Begin = Literal["earliest", "latest"] | int | AtTime
 
 
 class _Place(NamedTuple):
-    """A stream and its end."""
+    """A stream, and the position that its next event gets."""
 
     stream_id: LogId
     end: int
@@ -60,8 +61,12 @@ class Subscriptions:
     async def page(
         self, after: tuple[str, bytes]
     ) -> tuple[list[SubscriptionInfo], tuple[str, bytes] | None]:
-        """One page of subscriptions: those after `after` that fit into one answer. Also returns the
-        `after` of the next page, or None if this is the last one."""
+        """One page of subscriptions, and the `after` of the next page (None: this is the last one).
+
+        A page has the subscriptions that follow `after` and fit into one answer. `after` is a
+        subscription's name and a stream id, because the positions of one subscription may be on
+        several pages; ("", b"") is the first page.
+        """
         answer = await self._control.ask(WhichCursors("", after))
         infos = subscription_infos(answer.cursors)
         return infos, None if answer.complete else answer.after
@@ -106,6 +111,8 @@ class Subscriptions:
     # ------------------------------------------------------------ inside
 
     async def _states(self, name: str = "") -> list[CursorState]:
+        """The subscription of this name, or all if it is "". A subscription whose positions are on
+        several pages is listed once per page."""
         states: list[CursorState] = []
         after: tuple[str, bytes] = ("", b"")
         while True:
@@ -114,10 +121,11 @@ class Subscriptions:
             if answer.complete:
                 return states
             if answer.after <= after:
-                raise PeerError(f"the region lists its subscriptions twice from {after} on")
+                raise PeerError(f"the region repeats a page of its subscriptions after {after}")
             after = answer.after
 
     async def _existing(self, name: str) -> list[CursorState]:
+        """The subscription of this name, as by `_states`; raises an error if there is none."""
         check_subscription_name(name)
         states = await self._states(name)
         if not states:
@@ -128,6 +136,7 @@ class Subscriptions:
         return states
 
     async def _places(self, streams: Iterable[str]) -> dict[str, _Place]:
+        """The streams that match these names or patterns, by name."""
         places: dict[str, _Place] = {}
         for pattern in streams:
             if not isinstance(pattern, str) or not is_pattern(pattern):
@@ -141,7 +150,7 @@ class Subscriptions:
         return places
 
     async def _find(self, begin: Begin, places: dict[str, _Place]) -> dict[str, int]:
-        """The position of `begin` in each stream."""
+        """The position that `begin` stands for in each stream."""
         if begin == "earliest":
             return dict.fromkeys(places, 1)
         if begin == "latest":
@@ -157,6 +166,7 @@ class Subscriptions:
         return dict.fromkeys(places, begin)
 
     async def _locate(self, time_ns: int, places: dict[str, _Place]) -> dict[str, int]:
+        """The position of the first event at or after a time, in each stream."""
         seqs: dict[str, int] = {}
         todo = list(places)
         for at in range(0, len(todo), ASKED_AT_ONCE):
@@ -171,6 +181,7 @@ class Subscriptions:
 
 
 def check_subscription_name(name: str) -> None:
+    """Raise UsageError if the name is not valid."""
     if not isinstance(name, str) or not is_name(name):
         raise UsageError(
             f"{name!r} is not a valid subscription name: it follows the rules of stream names, "
