@@ -66,7 +66,7 @@ class RangeReader:
         *,
         token: str = "",
         options: ClientOptions | None = None,
-        patience_s: float = 60.0,  # `read` and the first contact fail if nothing is received so long
+        patience_s: float = 60.0,  # `read` and `__aenter__` fail if nothing is received so long
     ) -> None:
         self._options = options or ClientOptions()
         self._link = RegionLink(addresses, token, self._options, self._fail)
