@@ -49,8 +49,8 @@ def compiled(function: Callable[..., Any], signature: Any, **options: Any) -> An
     read from a cache on disk if one has it, otherwise compiled and stored in a cache if possible.
     `options` are further arguments of `numba.njit`."""
     began_s = time.monotonic()
-    for locator, folder in _places():
-        with _looking_at(locator, folder):
+    for locator, folder in _caches():
+        with _numba_settings(locator, folder):
             try:
                 made = _njit(signature, cache=True, **options)(function)
                 if made.stats.cache_misses:
@@ -139,7 +139,7 @@ class KnownCacheLocator(PrivateCacheLocator):
         super().ensure_cache_path()
 
 
-def _places() -> Iterator[tuple[str, str]]:
+def _caches() -> Iterator[tuple[str, str]]:
     """Yield numba's settings (locator class and folder) for each cache, in the order in which the
     caches are tried."""
     yield getattr(config, "CACHE_LOCATOR_CLASSES", ""), _config.CACHE_DIR  # numba's own choice
@@ -152,7 +152,7 @@ def _places() -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def _looking_at(locator: str, folder: str) -> Iterator[None]:
+def _numba_settings(locator: str, folder: str) -> Iterator[None]:
     """Change numba's settings inside the block only, because the application may also use numba.
 
     Versions of numba that do not know the setting for locators still use the folder.

@@ -160,7 +160,11 @@ class Control:
         waiting = self._opens.get(event.name)
         if not waiting:
             return
-        if event.info is not None and not event.why and self._opens_again(waiting[0], event.info):
+        if (
+            event.info is not None
+            and not event.why
+            and self._open_in_own_layer(waiting[0], event.info)
+        ):
             return  # the answer of the other layer is the result
         _settle(waiting.popleft().opened, event)
         while waiting and waiting[0].opened.done():
@@ -170,12 +174,12 @@ class Control:
         else:
             del self._opens[event.name]
 
-    def _opens_again(self, opening: _Opening, info: StreamInfo) -> bool:
-        """If the stream's delivery has its own layer, have that layer open the stream, too. Returns
-        whether that was necessary.
+    def _open_in_own_layer(self, opening: _Opening, info: StreamInfo) -> bool:
+        """If the stream's delivery has a layer of its own that has not opened the stream yet, have
+        this layer open it, too. Returns whether that was necessary.
 
-        This happens if the user has opened the stream without `delivery=`. Then PUBLISHER has
-        opened it, and only its answer says which delivery the stream has.
+        It is necessary if the user has opened the stream without `delivery=`. Then PUBLISHER has
+        opened it, and only the answer says which delivery the stream has.
         """
         layer = self._layer_of(info.delivery)
         if layer != self._layer_of(opening.spec.delivery):

@@ -109,7 +109,7 @@ class Endpoint:
                     logged = False
                 except WrongToken as problem:  # the servers' token was changed
                     if not logged:
-                        log.warning("the client cannot connect again: %s", problem)
+                        log.warning("the client cannot reconnect: %s", problem)
                         logged = True
                 except ConnectError:
                     pass

@@ -1,6 +1,6 @@
 """Sends an HTTP request to a server, for `surecast status`, `surecast up` and Spark.
 
-Proxies configured on this machine are not used.
+It does not use the proxies that are configured on this computer.
 """
 
 from __future__ import annotations

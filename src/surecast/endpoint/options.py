@@ -51,7 +51,7 @@ class ClientOptions:
     close_timeout: float | timedelta = 10.0  # how long closing waits for acknowledgements
     # Publishing fails if the stream's owner region is unreachable for this time.
     owner_timeout: float | timedelta = 10.0
-    # Allow readers that listen (mesh, some deliveries) beyond this machine, without encryption.
+    # Allow readers that listen (mesh, some deliveries) beyond this computer, without encryption.
     insecure: bool = False
 
     def validate(self) -> None:

@@ -114,7 +114,7 @@ class Outbox:
         self._timer: asyncio.Handle | None = None  # calls `_seal_due` when the draft is due
         self._queue: deque[InFlight] = deque()  # sealed, and not given to the control node yet
         # All sealed batches that are neither acknowledged nor failed, in order.
-        self._in_flight: dict[InFlight, None] = {}
+        self._sealed: dict[InFlight, None] = {}
         self._under_way = 0  # how many of these the control node has; the others are in `_queue`
         # Events and batches that wait for room, and flush points behind them (with size 0): size,
         # future, and the function that adds them.
@@ -139,7 +139,7 @@ class Outbox:
     def unacknowledged(self) -> int:
         """The number of unacknowledged batches. The draft and everything that waits for room count
         as one batch each."""
-        return len(self._in_flight) + bool(self.values) + len(self._blocked)
+        return len(self._sealed) + bool(self.values) + len(self._blocked)
 
     @property
     def is_blocked(self) -> bool:
@@ -277,7 +277,7 @@ class Outbox:
     def _seal_soon(self) -> None:
         """Seal the draft at the end of this turn of the event loop, so that other tasks can add
         events to it. If no batch is in flight, seal it at once."""
-        if not self._in_flight:
+        if not self._sealed:
             self.seal()
         elif self._due != _SOON:
             if self._timer is not None:
@@ -315,7 +315,7 @@ class Outbox:
             publisher, number = self._named
             sent.batch = sent.batch.numbered(publisher, number)
             self._named = publisher, number + sent.batch.count
-        self._in_flight[sent] = None
+        self._sealed[sent] = None
         self._queue.append(sent)
         self._pump()
 
@@ -366,7 +366,7 @@ class Outbox:
         """Called when a batch is acknowledged or has failed."""
         self._under_way -= 1
         self.nbytes -= sent.nbytes
-        del self._in_flight[sent]
+        del self._sealed[sent]
         if isinstance(result, Acked):
             seq = result.seq  # 0: the positions are not known any more (see `Acked`)
             if seq:
@@ -421,8 +421,8 @@ class Outbox:
         """Have `future` set when all batches that are unacknowledged now have ended."""
         self.seal()
         mark = FlushPoint(future)
-        mark.left = len(self._in_flight)
-        for sent in self._in_flight:
+        mark.left = len(self._sealed)
+        for sent in self._sealed:
             sent.marks.append(mark)
         if not mark.left:
             mark.one_ended()

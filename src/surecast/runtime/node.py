@@ -282,7 +282,7 @@ class Node:
         so the machine must get PeerDown before it handles other inputs."""
         at = 0
         for after, waiting in enumerate(self.pending, 1):
-            if type(waiting) in _PEER_NEWS and waiting.peer == peer:
+            if type(waiting) in _SESSION_EVENTS and waiting.peer == peer:
                 at = after
         self._post(at, PeerDown(peer))
 
@@ -294,14 +294,14 @@ class Node:
                 self._scheduled = True
                 self.loop.call_soon(self._soon)
 
-    def press(self, inp: Congested) -> None:
+    def post_congested(self, inp: Congested) -> None:
         """Add a Congested before all other inputs, except earlier session events of the same peer.
         The machine must get it before inputs for which it would send more to this peer."""
         if not self.running:
             return
         place = 0
         for number, waiting in enumerate(self.pending):
-            if type(waiting) in _PEER_NEWS and waiting.peer == inp.peer:
+            if type(waiting) in _SESSION_EVENTS and waiting.peer == inp.peer:
                 place = number + 1
         self.post(inp)
         self.pending.insert(place, self.pending.pop())
@@ -491,7 +491,7 @@ class _Protocols(dict[type, str]):
 
 _PROTOCOL = _Protocols()
 
-_PEER_NEWS = frozenset((PeerUp, PeerDown, Congested, Writable))  # the events of a session
+_SESSION_EVENTS = frozenset((PeerUp, PeerDown, Congested, Writable))  # the events of a session
 
 
 class _Table(dict[type, Callable[[Node, Any], None]]):

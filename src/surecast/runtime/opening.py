@@ -60,8 +60,8 @@ class Opening:
         self._quiet_until: dict[Peer, int] = {}
 
     def open(self, peer: Peer) -> Session:
-        """A new session with `peer`, to which the machine sends a message. Messages wait until the
-        session is up."""
+        """A new session with `peer`, to which the node's state machine sends a message. Messages
+        wait until the session is up."""
         session = self.sessions.by_peer[peer] = Session(peer)
         session.used = True
         wait_ns = self._quiet_until.get(peer, 0) - time.monotonic_ns()

@@ -1,10 +1,11 @@
 """Records one run of a node, from its start to its end, so that the simulator can replay it.
 
-The node calls `step` after each `machine.step` and *before* it performs the effects. At that moment
-the disk still has the content that the machine could read in this step. Usually this content
-follows from the effects of earlier steps, so it is not recorded. The exception is a write that
-failed or was undone, of which the disk keeps a note (`MemoryDisk.take_notes`). Then the recorder
-writes the actual content of the disk into the recording, before the first step that could read it.
+The node calls `Recorder.step` after each step of its state machine, *before* it performs the
+effects. At that moment the disk still has the content that the machine could read in this step.
+Usually this content follows from the effects of earlier steps, so it is not recorded. The exception
+is a write that failed or was undone, of which the disk keeps a note (`MemoryDisk.take_notes`). Then
+the recorder writes the actual content of the disk into the recording, before the first step that
+could read it.
 
 Records are collected in memory and written to the file in pieces, by a thread. A piece is handed to
 the thread when it has `FLUSH_BYTES`, or with the first step that is `FLUSH_NS` after the previous
@@ -87,7 +88,7 @@ class Recorder:
             return
         writer = self._writer
         if self._disk.odd:
-            self._look()
+            self._record_differences()
         try:
             writer.step(now_ns, inp, effects)
         except UsageError as error:
@@ -120,14 +121,14 @@ class Recorder:
         """Record all states and logs that the disk has at the start."""
         disk = self._disk
         disk.take_notes()
-        disk.watcher = self._look
+        disk.watcher = self._record_differences
         for name in disk.states():
             self._writer.saved(name, disk.state(name))
         for log in disk.logs():
             self._writer.ends(log, 1, disk.scope_of(log))
             self._copy(log, 1)
 
-    def _look(self) -> None:
+    def _record_differences(self) -> None:
         """Record the content of the disk where it differs from the effects (see the module)."""
         logs, states = self._disk.take_notes()
         if self.problem:

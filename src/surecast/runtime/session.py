@@ -135,7 +135,9 @@ class Session:
         # number of buffers, bytes.
         self.early: list[tuple[str, int, int]] = []
         self.dirty = False  # whether it is in `Sessions.dirty`, for the next flush
-        self.used = False  # whether the machine has sent a message, or got PeerUp
+        # Whether the node's state machine has sent a message, or got PeerUp. If so, it gets
+        # PeerDown when the session ends.
+        self.used = False
         self.closing = False  # whether Bye was written or queued
         self.congested = False  # whether the machine has got Congested, and no Writable since
         self.seen = SessionState.PAUSED  # in tests: the `phase` at the last check

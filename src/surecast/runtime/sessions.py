@@ -140,7 +140,7 @@ class Sessions:
             self._overflow(session)
         elif backlog > self.limits.high_water_bytes and not session.congested:
             session.congested = True
-            self.node.press(Congested(session.peer))
+            self.node.post_congested(Congested(session.peer))
 
     def _backlog(self, session: Session) -> int:
         """The bytes for a peer that were not passed to the operating system yet."""
@@ -155,8 +155,8 @@ class Sessions:
         session.state = BREAKING
         self.opening.call_off(session)
         self.moved(session, OVERFLOW)
-        # The session ends in a later turn. A machine that answers PeerDown by sending as much again
-        # would otherwise never leave this pass.
+        # The session ends in a later turn of the event loop. Otherwise this pass would never end if
+        # the state machine answers PeerDown by sending as much to the peer as before.
         self.loop.call_soon(self._break, session)
 
     def _break(self, session: Session) -> None:
@@ -182,7 +182,7 @@ class Sessions:
         session = connection.session
         if session is not None and session.state is UP and not session.congested:
             session.congested = True
-            self.node.press(Congested(session.peer))
+            self.node.post_congested(Congested(session.peer))
 
     def drained(self, connection: Connection) -> None:
         """Called when the write buffer of a connection is half empty again."""
@@ -325,7 +325,7 @@ class Sessions:
             after.dirty = True
             self.dirty.append(after)
         session.out, session.after = [], []
-        if session.used or session.dirty:  # dirty: the machine has sent a message in this pass
+        if session.used or session.dirty:  # dirty: the machine has sent messages in this pass
             self.node.post_down(peer)
         if parked is not None and parked.state is PARKED and not self.stopping:
             self.opening.adopt(self.by_peer.get(peer) or Session(peer), parked)

@@ -254,11 +254,11 @@ class Connection(asyncio.BufferedProtocol):
         sessions.counters["tcp_frames_in"] += frames
         if self.state is READY:
             chunk.at = at
-            self._judge(view[at:fill])
+            self._read_header(view[at:fill])
         else:
             chunk.at = fill  # the connection has ended: discard the rest
 
-    def _judge(self, rest: memoryview) -> None:
+    def _read_header(self, rest: memoryview) -> None:
         """Note the size of the unfinished frame that begins with `rest`, from its header. Refuse
         the frame if its header is invalid. An incomplete header is read later."""
         self._frame_bytes = 0

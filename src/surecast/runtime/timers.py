@@ -1,4 +1,4 @@
-"""The timers of a machine, and the detection of changes of the wall clock.
+"""The timers of a node's state machine, and the detection of changes of the wall clock.
 
 Each timer has one scheduled call in the event loop. Many timers are time-outs that are postponed
 with each message. Postponing changes only a number: the scheduled call stays as it is. If the call

@@ -69,7 +69,7 @@ class Datagrams:
         # The socket address for each address of the address book, whose host may be a name.
         self._addresses: dict[tuple[str, int], Any] = {}
         # The last source address of each peer that is not in the address book.
-        self._return: dict[Peer, Any] = {}
+        self._sources: dict[Peer, Any] = {}
         self._resolving: dict[tuple[str, int], asyncio.Task[None]] = {}  # lookups of host names
         if offload:
             try:
@@ -147,7 +147,7 @@ class Datagrams:
         yet."""
         address = self.node.find(peer)
         if address is None:
-            return self._return.get(peer)
+            return self._sources.get(peer)
         resolved = self._addresses.get(address)
         if resolved is None and address not in self._resolving:
             if len(self._addresses) >= _PEERS_MAX:
@@ -219,10 +219,10 @@ class Datagrams:
         except PeerError:
             node.counters["udp_refused"] += 1
             return
-        if node.find(peer) is None and self._return.get(peer) != source:
-            if len(self._return) >= _PEERS_MAX:
-                self._return.clear()
-            self._return[peer] = source
+        if node.find(peer) is None and self._sources.get(peer) != source:
+            if len(self._sources) >= _PEERS_MAX:
+                self._sources.clear()
+            self._sources[peer] = source
         node.counters["udp_in"] += 1
         node.step(Received(peer, message))
         if node.pending:
