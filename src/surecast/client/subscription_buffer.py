@@ -1,5 +1,4 @@
-"""The buffer of one subscription: batches that were received and not read, and the progress in each
-stream.
+"""The buffer of one subscription: its unread batches, and its progress in each stream.
 
 The client's readers (`endpoint.readers`) put batches and lost ranges into the buffer, and the task
 that iterates over the subscription takes them out. When the buffer is full, it stops following its
@@ -10,11 +9,10 @@ positions (`StreamProgress`, otherwise `UnorderedProgress`).
 A subscription with a stop ends when three conditions hold: all its streams are known, all positions
 below their stops were received (void and lost ones included), and the buffer is empty.
 
-For automatic acknowledgements, `current_event` is the event that the user is processing. All events
-before it count as processed. `consumer` is the task or thread that processes it. If the consumer
-closes the subscription without an exception, the current event counts as processed, too (`finish`).
-
-"The user" is the program that reads the subscription.
+For automatic acknowledgements, `current_event` is the event that the user (the program that reads
+the subscription) is processing. All events before it count as processed. `consumer` is the task or
+thread that processes it. If the consumer closes the subscription without an exception, the current
+event counts as processed, too (`finish`).
 """
 
 from __future__ import annotations
@@ -98,7 +96,7 @@ class SubscriptionBuffer:
         self._waiter: asyncio.Future[bool] | None = None
         # Done when the start of each existing stream is known, or the subscription has ended.
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._end: SurecastError | None = None  # the error that ends the subscription
+        self._failure: SurecastError | None = None  # the error that ends the subscription
         self._closed = False  # whether it was ended by `close`, without an error
         self._unfinished = 0  # streams that were not received up to their stop
         self._complete = False  # whether there is a stop, and all streams were added
@@ -243,9 +241,9 @@ class SubscriptionBuffer:
             self._turn_rows = 0
             await asyncio.sleep(0)  # yield to other tasks even if the buffer never runs empty
         self._leave_ended()
-        while not self._inbox or self._end is not None:
-            if self._end is not None:
-                raise type(self._end)(*self._end.args)
+        while not self._inbox or self._failure is not None:
+            if self._failure is not None:
+                raise type(self._failure)(*self._failure.args)
             if self._closed:
                 return None
             if self._complete and not self._unfinished:
@@ -321,7 +319,7 @@ class SubscriptionBuffer:
         """Called when the last event of a deleted stream is taken out. A subscription to one open
         stream ends; a subscription by name or pattern continues without the stream."""
         if self.single:
-            self._end = StreamDeleted(progress.name)  # raised by the next call of `next_item`
+            self._failure = StreamDeleted(progress.name)  # raised by the next call of `next_item`
             return
         if not progress.finished:
             self._finish(progress)
@@ -466,8 +464,8 @@ class SubscriptionBuffer:
         if self.forked:
             raise forked()
         await asyncio.wait([self._ready])
-        if self._end is not None:
-            raise type(self._end)(*self._end.args)
+        if self._failure is not None:
+            raise type(self._failure)(*self._failure.args)
 
     def set_ready(self) -> None:
         """Called when the start of each existing stream is known, or the subscription ends."""
@@ -476,14 +474,14 @@ class SubscriptionBuffer:
 
     def _on_fork(self) -> None:
         self.forked = True
-        self._end = forked()
+        self._failure = forked()
         self._waiter = self.current = self.current_event = None
         deque(self.rows, maxlen=0)  # empties the iterator, so that a loop over it ends
 
     def fail(self, problem: SurecastError) -> None:
         """End the subscription; the next read raises `problem`."""
-        if self._end is None and not self._closed:
-            self._end = problem
+        if self._failure is None and not self._closed:
+            self._failure = problem
             self._inbox.clear()
             self._leave()
 
@@ -508,7 +506,7 @@ class SubscriptionBuffer:
     @property
     def ended(self) -> bool:
         """Whether the subscription was closed or has failed."""
-        return self._closed or self._end is not None
+        return self._closed or self._failure is not None
 
 
 def _expire(waiter: asyncio.Future[bool]) -> None:

@@ -24,4 +24,4 @@ def http_get(url: str, token: str = "", *, patience_s: float) -> bytes:
             body: bytes = answer.read()
             return body
     except HTTPException as problem:
-        raise OSError(f"the answer is not valid HTTP: {problem!r}") from problem
+        raise OSError(f"no complete answer: {problem!r}") from problem
