@@ -211,7 +211,7 @@ def _seqs(batches: Sequence[Batch]) -> Int64s:
             ranges.append(np.arange(lo, hi))
             lo, hi = batch.lo, batch.hi
     ranges.append(np.arange(lo, hi))
-    # The first range is empty unless a batch begins at 0. So often only the last one has rows.
+    # The first range is empty, because positions begin at 1. One other range needs no copy.
     return np.concatenate(ranges) if len(ranges) > 2 or ranges[0].size else ranges[-1]
 
 

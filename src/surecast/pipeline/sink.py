@@ -348,8 +348,8 @@ def _interrupted(published: int, rows: int, problem: SurecastError) -> SurecastE
     """The error of a job without a `queryId` that has published only a part of its rows."""
     return SurecastError(
         f"at least {published:,} of {rows:,} rows are published; if the job is run again, they are "
-        "published a second time. A job with option queryId can be repeated: it then publishes only "
-        f"the rest. {problem.what if isinstance(problem, Silent) else problem}"
+        "published a second time. A job with option queryId can be repeated: it then publishes "
+        f"only the rest. {problem.what if isinstance(problem, Silent) else problem}"
     )
 
 

@@ -92,7 +92,8 @@ def _part(text: str, query: str | None) -> tuple[int, int]:
     found = _PART.fullmatch(text)
     if query is None or found is None or int(found[1]) >= int(found[2]):
         raise UsageError(
-            "option queryPart needs a queryId, and has the form PREVIOUS..OWN: the number of the part "
-            f"before (-1: none) and a higher number for this part, such as 499..600, not {text!r}"
+            "option queryPart needs a queryId, and has the form PREVIOUS..OWN: the number of the "
+            "part before (-1: none) and a higher number for this part, such as 499..600, not "
+            f"{text!r}"
         )
     return int(found[1]), int(found[2])

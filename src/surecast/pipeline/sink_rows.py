@@ -71,8 +71,8 @@ def layout_of(schema: StructType, stream: str | None) -> Layout:
         )
     if stream is None and not isinstance(types["stream"], StringType):
         raise UsageError(
-            f"column `stream` is {types['stream'].simpleString()}, but must be a string: the name of "
-            "the stream"
+            f"column `stream` is {types['stream'].simpleString()}, but must be a string: the name "
+            "of the stream"
         )
     columns = tuple(name for name in _BYTES if name in types)
     return Layout(columns, "attributes" in types, stream)

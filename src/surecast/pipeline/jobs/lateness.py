@@ -33,10 +33,11 @@ class Lateness:
     """Latencies of each reader, counted by step: exp(step / STEPS) nanoseconds."""
 
     def __init__(self, readers: int) -> None:
-        self._counts: list[dict[int, int]] = [{} for _ in range(readers)]
-        self._longest = [0] * readers
+        self._counts: list[dict[int, int]] = [{} for _ in range(readers)]  # by step
+        self._longest = [0] * readers  # the longest latency, in nanoseconds
 
     def add(self, rid: int, step: int, count: int, longest: int) -> None:
+        """Count latencies of a reader (by its number) that belong to the same step."""
         self._counts[rid][step] = self._counts[rid].get(step, 0) + count
         self._longest[rid] = max(self._longest[rid], longest)
 
