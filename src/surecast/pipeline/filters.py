@@ -66,11 +66,12 @@ class Narrow:
             return False
         name = attribute[0]
         if isinstance(one, IsNotNull):
+            # Every event has a timestamp, but not every void or lost range.
             return name in _NEVER_NULL or (name == "timestamp" and not self.ranges)
         value: Any = getattr(one, "value", None)
         if name == "stream":
             return self._stream(one, value)
-        if self.ranges:
+        if self.ranges:  # Spark must apply filters on position and time (see above)
             return False
         if name == "seq" and _is_int(value):
             return self._seq(one, value)

@@ -185,20 +185,20 @@ class Region:
         """The servers with an HTTP port. If a server has the stream `name`, the result includes
         the server's data directory."""
         path = f"/v1/streams/{quote(name)}/files?lo=1&hi=1"
-        said = [(http, self._ask(http, path) or {}) for http in self.http_addresses]
-        return [Server(http, str(one.get("directory", ""))) for http, one in said]
+        answers = [(http, self._ask(http, path) or {}) for http in self.http_addresses]
+        return [Server(http, str(one.get("directory", ""))) for http, one in answers]
 
     def voids(self, name: str, stream_id: bytes, lo: int, hi: int) -> Voids | None:
         """The void positions of [lo, hi), or of the first part of this range if one answer cannot
         hold all (`Voids.hi` is the end of the part); None if no server answers."""
         path = f"/v1/streams/{quote(name)}/files?lo={lo}&hi={hi}"
         for http in self.http_addresses:
-            said = self._ask(http, path)
-            if said is not None and said["stream_id"] == stream_id.hex():
+            answer = self._ask(http, path)
+            if answer is not None and answer["stream_id"] == stream_id.hex():
                 void = IntervalSet()
-                for some in voids_in(said).values():
+                for some in voids_in(answer).values():
                     void.update(some)
-                return Voids(lo, int(said["hi"]), void)
+                return Voids(lo, int(answer["hi"]), void)
         return None
 
     # ------------------------------------------------------------ inside
@@ -208,10 +208,10 @@ class Region:
         began = time.monotonic()
         if began < self._silent_until.get(http, 0.0):
             return None
-        said = ask_server(http, path, self.token)
-        if said is None and time.monotonic() - began >= 0.9 * HTTP_S:  # probably a timeout
+        answer = ask_server(http, path, self.token)
+        if answer is None and time.monotonic() - began >= 0.9 * HTTP_S:  # probably a timeout
             self._silent_until[http] = time.monotonic() + SILENT_S
-        return said
+        return answer
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a request. The first request has the same short deadline as opening the connection,
@@ -251,18 +251,18 @@ def refused(url: str, problem: ConnectError) -> SurecastError:
 def ask_server(http: str, path: str, token: str) -> dict[str, Any] | None:
     """A server's JSON answer; None if the request fails."""
     try:
-        said: dict[str, Any] = json.loads(
+        answer: dict[str, Any] = json.loads(
             http_get(f"http://{http}{path}", token, patience_s=HTTP_S)
         )
-        return said
+        return answer
     except (OSError, ValueError):
         return None
 
 
-def voids_in(said: dict[str, Any]) -> dict[int, IntervalSet]:
+def voids_in(answer: dict[str, Any]) -> dict[int, IntervalSet]:
     """The void positions in a server's answer (server.files.StreamFiles), by reason."""
-    runs_max = max(1, int(said["hi"]) - int(said["lo"]))
+    runs_max = max(1, int(answer["hi"]) - int(answer["lo"]))
     return {
-        reason: IntervalSet.from_bytes(b64decode(said["voids"][name]), runs_max)
+        reason: IntervalSet.from_bytes(b64decode(answer["voids"][name]), runs_max)
         for reason, name in REASON_NAMES.items()
     }

@@ -39,8 +39,8 @@ def is_later(opening: bytes, magic: bytes) -> bool:
     """Whether a file that begins with `opening` seems to be of a later version of the format.
 
     The last byte of a magic number is the version of the format. There are no earlier versions, so
-    any other value is taken for a later one. Flipped bits could also explain a difference; callers
-    exclude that before they call this function.
+    any other value is taken for a later one. A flipped bit could also explain a difference; callers
+    exclude that by checksums before they call this function.
     """
     return opening[:3] == magic[:3] and len(opening) >= 4 and opening[:4] != magic
 
@@ -78,7 +78,7 @@ class Folder(Paths):
     def __init__(self, path: str | os.PathLike[str], config: StorageConfig | None = None) -> None:
         super().__init__(path)
         config = config or StorageConfig()
-        self.file_mode = config.file_mode
+        self.file_mode = config.file_mode  # permissions of all files that are created
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
             _make(self.path, config.folder_mode)
@@ -114,6 +114,7 @@ class Folder(Paths):
 
 
 def sync_directory(path: Path) -> None:
+    """Make the directory's entries durable: which files it contains, and their names."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -184,9 +184,9 @@ class Replay:
 
     def __init__(self, folder: Paths, shelf: Shelf) -> None:
         self.disk = SegmentDisk()
-        self.mark: EndsMark | None = None
-        self.manifest = Manifest()
-        self.manifest_logs: dict[LogId, list[Any]] = {}
+        self.mark: EndsMark | None = None  # None: the folder is new, or the mark is lost
+        self.manifest = Manifest()  # empty if there is none
+        self.manifest_logs: dict[LogId, list[Any]] = {}  # the logs before journals are replayed
         self.found: list[str] = []  # descriptions of all problems of files
         self.lost: dict[str, None] = {}  # those problems that may have destroyed the newest changes
         self.held: list[Extent] = []  # extents that records refer to
@@ -270,10 +270,12 @@ class Replay:
         return list(known)[:_REASONS_MAX]
 
     def _note(self, problem: str) -> None:
+        """Add a problem to `found`."""
         if problem not in self.found[-1:]:  # one problem may affect many records in a row
             self.found.append(problem)
 
     def _lose(self, why: str) -> None:
+        """Note a problem that may have destroyed the newest changes."""
         self._note(why)
         self.lost[why] = None
 
@@ -296,6 +298,7 @@ class Replay:
             self._lose(why)
 
     def _read_manifest(self) -> None:
+        """Read the manifest. If it is lost, decide to rebuild the logs from the segments."""
         path = self._folder.manifest
         exists = path.exists()
         try:
@@ -307,7 +310,8 @@ class Replay:
             return
         journals = self._journals
         if journals == list(range(1, len(journals) + 1)) and (journals or not self._segments):
-            return  # no manifest was needed yet: the journals hold everything
+            # No journal from 1 on was removed, so no move has written a manifest that is missing.
+            return
         self._rebuild = True
         self._lose(f"{path} is lost: logs are rebuilt from segments, states may be old")
         if journals:
@@ -434,11 +438,11 @@ class Replay:
         why = f"{path}: the record at offset {record.at:,} is damaged: {record.why}"
         self._why = why
         self._note(why)
-        if record.kind in (0, SAVE, TRUNCATE):
+        if record.kind in (0, SAVE, TRUNCATE):  # 0: it may have been one of these
             self._lose(why)
         elif record.kind == LIFE and self.mark is None:
             self.incarnation += 1  # a run began here; its number cannot be read
-        if record.kind == APPEND and not record.frames:
+        if record.kind == APPEND and not record.frames:  # how many positions it had is unknown
             self._short[record.log] = why
         for frame in record.frames:
             if isinstance(frame, Batch):

@@ -82,7 +82,7 @@ class Salvage:
         mapped = self._shelf.mapped(number)
         run = mapped.run(place) if place < mapped.runs else None
         if run is None or run.log != log or not run.lo <= lo < hi <= run.hi:
-            return [self._hole(number, lo, hi, f"{path} does not hold what it should")]
+            return [self._hole(number, lo, hi, f"{path} does not contain the run it should")]
         if place not in checked.runs:
             return [Extent(self._shelf.segment(number), *row[1:])]
         try:
@@ -166,6 +166,7 @@ class Salvage:
         return copies
 
     def _walk(self, number: int, place: int) -> Iterator[tuple[LogId, Batch]]:
+        """Yield the readable batches of a run (-1: of all runs), each with its log."""
         if place < 0:
             view = open_map(self._folder.segment(number))
             at, end = FRAMES_AT, len(view)
@@ -173,21 +174,23 @@ class Salvage:
             mapped = self._shelf.mapped(number)
             run = mapped.run(place)
             view, at, end = mapped.view, run.at, run.at + run.nbytes
+        # A run ends with its last frame; in the file, indices follow after the last run.
         for offset, frame in walk(view, at, end, closed=place >= 0):
             if isinstance(frame, Batch):
                 yield frame.stream_id if place < 0 else run.log, frame
             elif frame.hi:  # 0: these bytes may not be a frame at all
-                self._report(number, offset, self._at(number, offset, frame.why))
+                self._report(number, offset, self._damage_at(number, offset, frame.why))
 
     def _hole(self, number: int, lo: int, hi: int, why: str) -> Hole:
         self._report(number, -1, why)
         return Hole(lo, hi, why)
 
-    def _at(self, number: int, offset: int, why: str) -> str:
+    def _damage_at(self, number: int, offset: int, why: str) -> str:
         path = self._folder.segment(number)
         return f"{path}: the record at offset {offset:,} is damaged: {why}"
 
     def _report(self, number: int, place: int, problem: str) -> None:
+        """Add a problem to `found`, once for each key of `_reported`."""
         if (number, place) not in self._reported:
             self._reported[number, place] = None
             self.found.append(problem)

@@ -59,7 +59,7 @@ def goodness_of_fit(sample: DataFrame, law: Zipf | Zeta) -> Fit:
     for row in _counted(sample, edges).collect():
         if row["bin"] < 0:
             raise UsageError(
-                f"{row['count']} keys of the sample have ranks that this distribution cannot produce"
+                f"{row['count']} keys of the sample have ranks that the distribution cannot have"
             )
         counts[row["bin"]] = row["count"]
     return chi_square(counts, _expected_shares(law, edges))
