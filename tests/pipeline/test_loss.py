@@ -122,7 +122,7 @@ def test_a_damaged_stream_is_not_lost_if_another_server_has_it_complete() -> Non
     good = view(), stream("west", regions={"west": 1_001})
     assert lost(bad, good) == lost(good, bad) == ""
     short = view(), stream("west", regions={"west": 901})
-    assert "up to 900" in lost(bad, short)
+    assert "above 900" in lost(bad, short)
 
 
 def test_another_region_that_has_a_damaged_stream_complete_is_named() -> None:

@@ -299,7 +299,7 @@ class Ledger:
     @property
     def rows(self) -> int:
         """The number of rows that the query has published in all its batches."""
-        return sum(number - 1 for number in self.last.numbers.values())
+        return sum(number - 1 for number in self.last.numbers.values())  # numbers begin at 1
 
     def has_others(self, batch: int, intent: Intent) -> bool:
         """Whether it is known that the batch was published with other rows than the intent has.
@@ -313,7 +313,7 @@ class Ledger:
     def pending(self, batch: int) -> dict[int, Intent]:
         """The batches up to `batch` that have a valid intent and are not done, in order."""
         found = {b: self.intents[b] for b in sorted(self.intents) if self.done < b <= batch}
-        # Parts, each of which follows the one before.
+        # Then the parts, each of which follows the one before; none: a number above `batch`.
         last, intent = self.parts.get(max(found, default=self.done), (batch + 1, None))
         while intent is not None and last <= batch:
             found[last] = intent
@@ -341,7 +341,8 @@ class Ledger:
         return self.done < batch and any(i is not None and i.writer == writer for i in intents)
 
     def is_orphan(self, query: str) -> bool:
-        """Whether the chunks of another query are orphaned: the query has been silent for long."""
+        """Whether the chunks of another query are orphaned: it has written nothing for long. A
+        query that can be repeated must also have no intent that is not done."""
         silent_ns = self.time_ns - self.news.get(query, self.time_ns)
         if query == self.query or silent_ns <= ONCE_SILENT_NS:
             return False
@@ -356,9 +357,9 @@ class Ledger:
             return True
         if fields.kind != DONE and self.is_orphan(fields.query):
             return False
-        if fields.query not in self.facts:
+        if fields.query not in self.facts:  # no batch of the query is done
             return True
-        if fields.query.startswith(ONCE):
+        if fields.query.startswith(ONCE):  # its only batch is done
             return False
         fact = self.facts[fields.query]
         return seq == fact.seq if fields.kind == DONE else fields.batch > fact.batch

@@ -310,7 +310,8 @@ class Replay:
             return
         journals = self._journals
         if journals == list(range(1, len(journals) + 1)) and (journals or not self._segments):
-            # No journal from 1 on was removed, so no move has written a manifest that is missing.
+            # The journals are complete from number 1 on, so they hold everything: the folder had no
+            # manifest yet.
             return
         self._rebuild = True
         self._lose(f"{path} is lost: logs are rebuilt from segments, states may be old")
