@@ -15,15 +15,16 @@ rows to publish. The order of the staging stream decides, because it is the same
 2. All drivers publish with the same publisher id, and with numbers that continue from the previous
    batch. So the head of the target stream recognises an event that was published before, and does
    not publish it again.
-3. When all rows are acknowledged, the driver appends a *done* record. It stores the next number for
-   each target and, for a job that may be run again, a checksum of the rows. A batch that is done
-   never changes again.
+3. When the targets' regions have acknowledged all rows, the driver appends a *done* record. It
+   stores the next number for each target and, for a job that may be run again, a checksum of the
+   rows. A batch that is done never changes again.
 4. Chunks and records of a batch that is done are garbage. Drivers *collect* garbage: they declare
    it obsolete, and the region removes it. All positions below the first record that is still needed
    are collected at once. (Collecting by position is necessary: the collect events themselves have
-   no key, so they can only be removed in this way.) The *done* record of an idle query is always
-   needed, and would block this for ever. So a driver that finds such a record in the way appends it
-   again, unchanged and with the same key, and the old record becomes garbage.
+   no key, so they can only be removed in this way.) But the *done* record of a query is always
+   needed. If the query is idle, this record would block collecting by position for ever. So a
+   driver that finds such a record appends it again, unchanged and with the same key, and the old
+   record becomes garbage.
 5. Chunks of a query without an intent are *orphaned* if the query has appended nothing for a week:
    probably its driver was killed, and its checkpoint was deleted. Any other driver collects these
    chunks. For a job that cannot be repeated, the limit is a day, and its intent is orphaned as
@@ -40,9 +41,9 @@ whatever positions they reach.
 **Reading is not a snapshot.** A driver reads the staging stream from its beginning. Meanwhile,
 other drivers may finish batches and collect records, including *done* records, before it has read
 them. So the driver reads until the end, appends a record of its own, and reads up to this record.
-If no position between the old end and its record was collected, it knows every record that was not
-collected when it appended its own, and decides. Otherwise it appends another record (a *mark*) and
-reads again.
+If no position between the old end and its own record was collected, the driver has read every
+record that still existed when it appended its own, and can decide. Otherwise it appends another
+record (a *mark*) and reads up to that.
 
 `commit`, `resume` and `abort` are generators. They yield acts, such as `Append`. For each act they
 receive the answer, or the error that prevented it. No IO happens here; `staging_io` performs the
@@ -86,8 +87,8 @@ __all__ = [
 ]
 
 LOOKS_MAX: Final = 1000  # attempts to read a stream in which other drivers collect all the time
-# Blocking `done` records are appended again only if there are more garbage positions after the
-# first of them than this number, plus 2 for each of them.
+# `done` records that block collecting by position are appended again only if the garbage after the
+# first of them has more positions than this number plus 2 for each such record.
 MOVE_AFTER: Final = 256
 PAGE_BYTES: Final = 4 << 20  # maximum size of an intent or page; an event has at most 8 MB
 ONCE: Final = "once-"  # prefix of the name of a query that will never be repeated
@@ -95,7 +96,7 @@ SILENT_NS: Final = 7 * 24 * 3600 * SECOND  # without records for this time, chun
 ONCE_SILENT_NS: Final = 24 * 3600 * SECOND  # the same for a query that will never be repeated
 _LAST: Final = (1 << 63) - 1  # no batch has a higher number
 
-# The kinds of records, which the text above explains.
+# The kinds of records; the module's docstring explains them.
 CHUNK, PAGE, INTENT, ABANDONED, MARK = "chunk", "page", "intent", "abandoned", "mark"
 DONE = "done"
 
@@ -522,7 +523,7 @@ def _look(
     query: str, batch: int, kind: str, writer: str, value: bytes, unique: Callable[[], str]
 ) -> Generator[Act, Any, Ledger]:
     """Append a record and read until all earlier records are known for certain (see "Reading is not
-    a snapshot" above)."""
+    a snapshot" in the module's docstring)."""
     ledger: Ledger = yield Read(0)
     for _ in range(LOOKS_MAX):
         looked = ledger.end  # all positions below this one are read

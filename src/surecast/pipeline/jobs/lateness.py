@@ -51,7 +51,7 @@ class Lateness:
             return None
         steps = np.array(sorted(sums))
         below = np.cumsum([sums[step] for step in steps.tolist()])
-        at = np.searchsorted(below, np.array(QUANTILES) * below[-1])
+        at = np.searchsorted(below, np.array(QUANTILES) * below[-1])  # the step of each quantile
         longest = max(self._longest[rid] for rid in rids)
         quantiles = np.minimum(np.exp(steps[at] / STEPS), longest)
         return Latency(*(round(float(ns) / 1e6, 3) for ns in (*quantiles, longest)))
