@@ -14,11 +14,11 @@ computed name, and, for whatever starts processes, the whole command line.
 Tests in `tests/` itself look at the repository as a whole and always run. What this module cannot
 judge (settings, data files, deleted modules) concerns all tests.
 
-The files that run may take LIMIT_S of processor time together, by tests/quick.toml, so that
-`make check` ends within a minute. The files nearest to the change come first: changed tests, tests
-named like a changed file, tests in `tests/`, then by the number of imports between test and change,
-and at equal distance those of the same folder and the short ones. A file that does not fit any more
-is left out and named on standard error. `make check ALL=1` and `make test` have no such limit.
+The other files that run may take LIMIT_S of processor time together, by tests/quick.toml, so that
+`make check` ends within a minute. The files nearest to the change are taken first: changed tests,
+tests named like a changed file, then by the number of imports between test and change, and at equal
+distance those of the same folder and the short ones. A file that does not fit any more is left out
+and named on standard error. `make check ALL=1` and `make test` have no such limit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PLACES = ("src", "tests", "bench", "scripts")  # of Python files that import each other
 KNOWN = ROOT / "out" / "imports.json"  # what the last run found
 UPSTREAM = "origin/main"
-LIMIT_S = 60.0  # of processor time for the chosen tests, on the machine that measured quick.toml
+LIMIT_S = 50.0  # of processor time for tests outside `tests/` itself
 
 FAR = 3  # assumed for tests that do not import the change, such as those that read the source
 
@@ -314,7 +314,7 @@ def select(graph: Graph, changed: Iterable[str]) -> Selection:
     reasons: dict[str, str] = {}
     for path in tests:
         needs = graph.needs(path)
-        if path.count("/") == 1:
+        if always_runs(path):
             reasons[path] = "always"
         elif found := sorted(needs.intersection(code)):
             reasons[path] = "changed" if path in found else f"depends on {found[0]}"
@@ -343,20 +343,26 @@ def limited(
         elif is_mirror(path, changed):
             rank = 1
         else:
-            rank = 2 if path.count("/") == 1 else 3
-        far = distances.get(path, FAR) if rank == 3 else 0
+            rank = 2
+        far = distances.get(path, FAR) if rank == 2 else 0
         elsewhere = str(PurePosixPath(path).parent) not in folders
         return rank, far, elsewhere, quick.of(path), path
 
     left_s = limit_s
     out: list[str] = []
     for path in sorted(chosen.reasons, key=order):
+        if always_runs(path):
+            continue
         if quick.of(path) <= left_s:
             left_s -= quick.of(path)
         else:
             out.append(path)
     kept = {path: why for path, why in chosen.reasons.items() if path not in out}
     return Selection(kept, chosen.everything, tuple(out))
+
+
+def always_runs(test: str) -> bool:
+    return test.count("/") == 1
 
 
 def is_mirror(test: str, changed: Iterable[str]) -> bool:
