@@ -71,7 +71,7 @@ class Narrow:
         value: Any = getattr(one, "value", None)
         if name == "stream":
             return self._stream(one, value)
-        if self.ranges:  # Spark must apply filters on position and time (see the docstring)
+        if self.ranges:  # Spark must apply filters on position and time (see the module docstring)
             return False
         if name == "seq" and _is_int(value):
             return self._seq(one, value)
@@ -105,7 +105,7 @@ class Narrow:
         if lo is None:
             return False
         self.time_lo_us, self.time_hi_us = max(self.time_lo_us, lo), min(self.time_hi_us, hi)
-        return hi == _MOST  # exact only without an upper bound (see the docstring)
+        return hi == _MOST  # exact only without an upper bound (see the module docstring)
 
 
 def _is_int(value: Any) -> bool:
