@@ -36,7 +36,7 @@ APPEAR_S: Final = 2.0  # wait for a stream that was just created, perhaps in ano
 HTTP_S: Final = 3.0  # timeout of an HTTP request
 SILENT_S: Final = 30.0  # after an HTTP timeout, a server is not asked again for this time
 LOOK_S: Final = 0.1  # between two looks for such a stream
-REQUESTS_MAX: Final = 500  # requests at a time; a server accepts a thousand from one client
+REQUESTS_AT_ONCE: Final = 500  # a server accepts a thousand from one client
 NEAR: Final = 5  # how many existing names an error suggests for a missing one
 
 
@@ -122,8 +122,8 @@ class Region:
         async def ask() -> list[tuple[StreamInfo, int]]:
             found: list[tuple[StreamInfo, int]] = []
             asked = names or (pattern,)
-            for at in range(0, len(asked), REQUESTS_MAX):
-                some = (self._client.ends(one) for one in asked[at : at + REQUESTS_MAX])
+            for at in range(0, len(asked), REQUESTS_AT_ONCE):
+                some = (self._client.ends(one) for one in asked[at : at + REQUESTS_AT_ONCE])
                 found += [known for answer in await asyncio.gather(*some) for known in answer]
             return found
 
@@ -168,8 +168,8 @@ class Region:
         events, so afterwards their lists of void positions agree with the events they send."""
 
         async def ask() -> None:
-            for at in range(0, len(stream_ids), REQUESTS_MAX):
-                some = stream_ids[at : at + REQUESTS_MAX]
+            for at in range(0, len(stream_ids), REQUESTS_AT_ONCE):
+                some = stream_ids[at : at + REQUESTS_AT_ONCE]
                 await asyncio.gather(*(self._client._locate(one, 0) for one in some))
 
         self._call(ask())

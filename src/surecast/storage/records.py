@@ -66,7 +66,7 @@ SEAL: Final = 8  # the last record of a journal that has a successor; the payloa
 
 _KINDS: Final = (APPEND, TRUNCATE, REWRITTEN, SAVE, LIFE, MARK, MOVED, SEAL)
 _NO_LOG: Final = bytes(16)
-_UINT32_MAX: Final = 0xFFFFFFFF
+_UINT32: Final = 0xFFFFFFFF  # mask for 32 bits
 _EXTENTS: Final = msgspec.msgpack.Decoder(Extents)
 
 
@@ -128,7 +128,7 @@ class Record:
         fields = _HEAD.pack(
             _MAGIC, self.kind, scope, self.count, self.crc, self.nbytes, synced, at, self.log
         )
-        head = fields + _CRC.pack(crc32(fields, journal & _UINT32_MAX))
+        head = fields + _CRC.pack(crc32(fields, journal & _UINT32))
         padding = -self.nbytes % 8
         return [head, *self.buffers, bytes(padding)] if padding else [head, *self.buffers]
 
@@ -270,7 +270,7 @@ def _read_head(data: Buffer, at: int, journal: int) -> tuple[Any, ...]:
         raise PeerError(f"{len(data) - at} bytes where a record's head has {HEAD_SIZE}")
     magic, *fields = _HEAD.unpack_from(data, at)
     crc, zeros = struct.unpack_from("<II", data, at + _HEAD.size)
-    seed = journal & _UINT32_MAX
+    seed = journal & _UINT32
     if magic != _MAGIC or zeros or crc != crc32(data[at : at + _HEAD.size], seed):
         raise PeerError("the head's checksum does not match")
     if fields[6] != at:
