@@ -96,9 +96,9 @@ OWNERS = """\
 
 `"prefix" = "region"`. The longest prefix of whole words decides: with `"orders.eu" = "west"`, west
 owns `orders.eu` and `orders.eu.paris`, but not `orders.europe`. `""` is the default and is required
-if there is more than one region. The table must be the same in all regions: they compare it,
-raise the alarm `owners-differ` if it differs, and create no streams until it is the same. Publishes to a stream that another region
-owns are forwarded to it. A change of this table has no effect on existing streams.
+if there is more than one region. The table must be the same in all regions: they compare it. While
+it differs, they raise the alarm `owners-differ` and create no streams. Publishes to a stream that
+another region owns are forwarded to it. A change of this table has no effect on existing streams.
 """
 
 ALARMS = """\
