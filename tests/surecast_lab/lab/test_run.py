@@ -54,7 +54,7 @@ def test_points_that_exist_are_not_run_again(tmp_path):
     progress = []
     never = replace(TOY, run_point=None)  # fails if it is called
     run(never, lambda *step: progress.append(step), tmp_path, seeds=(1, 2), where=HERE)
-    assert progress == [(6, 6, "6 are there already")]
+    assert progress == [(6, 6, "6 from earlier runs")]
     with pytest.raises(PointFailed):
         run(never, quiet, tmp_path, seeds=(1, 2), where=HERE, fresh=True)
 

@@ -25,13 +25,13 @@ Ints = NDArray[np.int64]
 
 NEW_KEYS_A_TICK = 10  # the paper's λ for insertions
 SKEWS = (1.1, 1.3, 1.5)
-LAMBDAS = (20, 200)
-TICKS = 20_000
+LAMBDAS = (20, 200)  # mean number of updates per tick
+TICKS = 20_000  # the model's unit of time; λ and ages are relative to it
 TICKS_QUICK = 2_000
-BINS_A_DECADE = 10
+BINS_A_DECADE = 10  # bins of ages, for each power of ten
 AGE_FIRST = 10  # younger keys are excluded: they still have the top ranks, where there is no slope
 BIN_EVENTS_MIN = 20  # with fewer events the logarithm of a bin is mostly noise
-STRAIGHT_R2 = 0.99
+STRAIGHT_R2 = 0.99  # points with at least this R² count as a straight line
 
 
 def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
@@ -46,7 +46,8 @@ def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
 
 
 def run_point(point: Point) -> list[Row]:
-    """Invalidations by age of key, and a straight line fitted to them."""
+    """Invalidations (updates of a key, which make its previous value invalid) by the key's age, and
+    a straight line fitted to them."""
     skew, lam, ticks, seed = (point[name] for name in ("skew", "lambda", "ticks", "seed"))
     rng = np.random.default_rng([seed, round(skew * 100), lam])
     binned = bin_by_age(ages_at_invalidation(rng, skew, lam, ticks), ticks)
@@ -81,11 +82,11 @@ def bin_by_age(ages: Ints, ticks: int) -> list[Row]:
         total = int(counts[lo:hi].sum())
         rows.append(
             {
-                "age": float(np.sqrt(lo * (hi - 1))),
+                "age": float(np.sqrt(lo * (hi - 1))),  # the middle, on a logarithmic axis
                 "age_lo": int(lo),
                 "age_hi": int(hi),
                 "events": total,
-                "invalidations": total / (hi - lo),
+                "invalidations": total / (hi - lo),  # per tick of age
             }
         )
     return rows
@@ -102,11 +103,11 @@ def fit_line(binned: Sequence[Row], age_lo: float, age_hi: float) -> Row:
     off = y - (slope * x + level)
     return {
         "slope": float(slope),
-        "level": float(10**level),
+        "level": float(10**level),  # the line's value at age 1
         "r2": float(1 - off @ off / ((y - y.mean()) @ (y - y.mean()))),
         "worst": float(10 ** np.abs(off).max()),  # the largest factor between a bin and the line
         "age_last": float(used[-1]["age"]),
-        "at_100": float(10 ** (level + 2 * slope)),
+        "at_100": float(10 ** (level + 2 * slope)),  # the line's value at age 100: log10 is 2
     }
 
 
@@ -183,8 +184,9 @@ def draw(summary: Summary, path: Path) -> None:
             which = {"skew": skew, "lambda": lam}
             slope = summary.mean("slope", measure="line", **which)
             mark = " (named in the paper)" if (skew, lam) == (1.1, 200) else ""
+            # Ages of bins that have events; an empty bin cannot be drawn on a logarithmic axis.
             hit = {row["age"] for row in summary.pick("events", **which) if row["max"] > 0}
-            figures.bars(
+            figures.error_bars(
                 ax,
                 summary.line("age", "invalidations", **which).only(hit),
                 f"skew {skew}, λ {lam}: slope {slope:.2f}{mark}",

@@ -24,13 +24,13 @@ __all__ = ["EXPERIMENTS", "claims", "draw", "points", "run_point", "verdict_of"]
 PROXIES = (1, 2, 3)
 DRIVERS = (1, 2, 4, 8)  # for each proxy
 DRIVERS_QUICK = (1, 4, 8)
-RETAINED = 100_000_000  # only the last so many events are kept
+RETAINED = 100_000_000  # only this number of the newest events is kept
 BATCH = 500  # events in a batch
 SECONDS, SECONDS_QUICK = 3.0, 1.0
 WARM_S, WARM_QUICK_S = 1.0, 0.3
 PAPER_LOW, PAPER_HIGH = 2.6e6, 2.7e6  # events a second, three proxies
 FLAT = 1.25  # saturated: doubling the drivers increases the throughput by less than this factor
-FALL = 1.05  # the peak with more proxies counts as higher only above this factor
+RISE = 1.05  # with more proxies the peak must not rise by this factor or more
 
 
 def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
@@ -86,6 +86,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _curve(rows: Sequence[Row], proxies: int) -> dict[int, float]:
+    """Drivers per proxy → throughput of all proxies, the mean over the runs."""
     counts = sorted({row["drivers"] for row in rows if row["proxies"] == proxies})
     return {count: _mean(_totals(rows, proxies, count)) for count in counts}
 
@@ -97,7 +98,7 @@ def claims(rows: Sequence[Row]) -> dict[str, bool]:
     return {
         "more drivers carry more": all(max(c) > c[0] for c in curves),
         "then it saturates": all(c[-1] < FLAT * max(c[:-1]) for c in curves),
-        "the peak does not rise with more proxies": all(b < FALL * a for a, b in pairwise(peaks)),
+        "the peak does not rise with more proxies": all(b < RISE * a for a, b in pairwise(peaks)),
     }
 
 
@@ -159,7 +160,7 @@ def draw(summary: Summary, path: Path) -> None:
         for colour, proxies in zip(figures.COLOURS, PROXIES, strict=False):
             line = summary.line("drivers", column, proxies=proxies).scaled(1e-6)
             label = f"{proxies} {'proxy' if proxies == 1 else 'proxies'}"
-            figures.bars(ax, line, label, colour)
+            figures.error_bars(ax, line, label, colour)
         ax.set_title(f"E1 (Fig. 4): throughput {name}; {summary.caption}", fontsize=10)
         ax.set_xlabel("drivers per proxy", fontsize=9)
         ax.set_ylabel("M events/s in all proxies", fontsize=9)

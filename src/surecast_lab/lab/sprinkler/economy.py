@@ -24,9 +24,12 @@ __all__ = ["EXPERIMENTS", "claims", "measured", "points", "verdict_of"]
 
 LOAD = 1 / 8  # share of the paper's load: about 100,000 events a second, one stream
 SIZES = (10, 30, 100, 300, 1000)
+# Name of a variant → the number of clients that each replica notifies of (tells) an event.
 READINGS = {"each replica tells 1": 1, "each replica tells 4": 4}
-REAL = "real processes"
-EXCESS_MAX = 0.5  # allowed copies of an event beyond those to the clients that servers notify
+REAL = "real processes"  # the name of the results in mesh_measured.json
+# Servers may send this number of copies of an event (a mean) in addition to those that they send to
+# the clients they notify.
+EXCESS_MAX = 0.5
 
 
 def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
@@ -47,6 +50,7 @@ def run_one(point: Point) -> list[Row]:
     setting |= {"server_fanout": fanout}
     place = {"regions": ["r0"], "meshed": ["r0"], "measure_ns": point["seconds"] * SECOND}
     named = {name: point[name] for name in ("reading", "clients", "seed")}
+    # `told`: the number of clients that all servers together notify.
     return run_point({**named, **setting, **place}, told=fanout * REPLICAS)
 
 
@@ -125,7 +129,7 @@ def draw(summary: Summary, path: Path) -> None:
     figure, (ax,) = figures.axes(1, 1, 7, 4.8)
     for n, (reading, fanout) in enumerate(READINGS.items()):
         line = summary.line("clients", "from_server", reading=reading)
-        figures.bars(ax, line, reading, figures.COLOURS[n], "o")
+        figures.error_bars(ax, line, reading, figures.COLOURS[n], "o")
         notified = fanout * REPLICAS
         ideal = [min(1.0, notified / size) for size in line.x]
         ax.plot(line.x, ideal, "--", lw=1, color=figures.COLOURS[n], label=f"{notified}/n")

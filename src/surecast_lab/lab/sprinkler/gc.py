@@ -48,7 +48,7 @@ NAMED_POINTS = (100_000, 150_000, 1_000_000, 10_000_000)  # numbers of events qu
 BATCH_ROWS = 1_000
 COMPACT_ROWS = 4_096  # rows of a batch after compaction
 VALUE_SIZE = 10  # bytes; the paper's throughput experiments use events of ten bytes
-STREAM_ID = bytes(range(16))
+STREAM_ID = bytes(range(16))  # any id
 
 # ---------------------------------------------------------------- through the retention code
 
@@ -78,7 +78,8 @@ def batches_of(keys: Ints, value_size: int = VALUE_SIZE) -> Iterator["Batch"]:
 def keep_latest(
     batches: Iterable["Batch"], checkpoints: Sequence[int] = ()
 ) -> tuple["RetentionIndex", list[int]]:
-    """Feed the batches to a latest-per-key index; count the live events at each checkpoint."""
+    """Feed the batches to a latest-per-key index. Returns the index, and the number of events that
+    are not void at each checkpoint."""
     from surecast.columns.retention import LatestPerKey, RetentionIndex
 
     def read(lo: int, hi: int) -> list["Batch"]:
@@ -89,7 +90,7 @@ def keep_latest(
     stored = []
     for batch in batches:
         index.feed(batch, read)
-        fed = batch.hi - 1
+        fed = batch.hi - 1  # events so far; positions begin at 1
         if fed in wanted:
             stored.append(fed - sum(voids.total() for voids in index.voids.values()))
     return index, stored
@@ -168,7 +169,8 @@ def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
 
 
 def run_point(point: Point) -> list[Row]:
-    """Events stored at each checkpoint; bytes, too, for the main workload."""
+    """Events stored at each checkpoint ("stored"). For the main workload also bytes: of the log
+    before and after compaction ("log"), and sent to a region that returns ("wan")."""
     part, reading, skew, events, seed = (
         point[name] for name in ("part", "reading", "skew", "events", "seed")
     )
@@ -271,7 +273,7 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
 
 
 def _last(rows: Sequence[Row], part: str) -> int:
-    """The number of events in the runs of a part."""
+    """The number of events in the runs of a part of the figure, "a" or "b"."""
     return int(max(row["events"] for row in rows if row["part"] == part))
 
 
@@ -280,6 +282,7 @@ def _percent(shares: Sequence[float]) -> str:
 
 
 def _near(values: Sequence[float], target: float) -> bool:
+    """Whether every value differs from the target by at most TOLERANCE."""
     return all(abs(value - target) <= TOLERANCE for value in values)
 
 
@@ -299,7 +302,7 @@ def _little(rows: Sequence[Row], reading: str, last: int) -> bool:
 
 
 def _by_workload(rows: Sequence[Row]) -> dict[str, dict[str, Spread]]:
-    """Saved shares of every workload at the round numbers of events."""
+    """Saved shares of every workload at NAMED_POINTS, as far as its runs have that many events."""
     kinds = dict.fromkeys((row["part"], row["reading"], row["skew"]) for row in rows)
     points = {
         part: {row["events"] for row in rows if row["part"] == part and row["measure"] == "stored"}

@@ -45,13 +45,17 @@ BIN_NS = 100 * MS
 SETTLE_S = 1.5  # means of a phase exclude this time after its begin
 NOISE_MS = 5  # latencies that differ by less count as equal
 MESH_NOISE_MS = 40  # the same with meshes, where the path of each event is random
-DIP, NO_DIP, SURGE = 0.95, 0.97, 1.03  # shares of normal; a bin of 100 ms varies by 1.5 %
+# Throughput in a bin of 100 ms, as a share of the normal one: below DIP it has dropped, above
+# NO_DIP it has not, above SURGE it is higher. Without a fault it varies by 1.5 %.
+DIP, NO_DIP, SURGE = 0.95, 0.97, 1.03
 
 
 # ---------------------------------------------------------------- from a run to rows
 
 
 def rows_of(seed: int, run: Run) -> list[Row]:
+    """The rows of a run. The column "measure" says what a row is about, and so which other columns
+    it has."""
     plan = run.plan
     bins = plan.end_s * SECOND // BIN_NS
     starts = np.arange(bins) * (BIN_NS / SECOND)
@@ -62,7 +66,7 @@ def rows_of(seed: int, run: Run) -> list[Row]:
     rows.append({"measure": "set-up", "seed": seed, "rate": plan.rate, "clients": plan.clients})
     total = np.zeros(bins)
     for (origin, region), got in run.deliveries.items():
-        ends, when = np.array(got)[:, :2].T
+        ends, when = np.array(got)[:, :2].T  # of each batch: the position reached, and the time
         events = np.bincount(when // BIN_NS, np.diff(ends, prepend=1), bins)[:bins]
         total += events
         rows += _throughput(seed, origin, region, starts, events)
@@ -102,6 +106,7 @@ def latencies(run: Run, origin: str, regions: Sequence[str]) -> tuple[Ints, Floa
     """For each batch of the region `origin`: when its head accepted the batch, and the time until
     all `regions` had it. Batches that a region never got are excluded; `Run.missing` counts them.
     """
+    # The head's time is wall time; `WALL_NS` is the wall time at which the simulation starts.
     ends, _, wall_ns = np.array(run.deliveries[origin, origin]).T
     got = [np.array(run.deliveries[origin, region]) for region in regions]
     everywhere = ends <= min(of[-1, 0] for of in got)
@@ -119,14 +124,16 @@ def _turning_points(seed: int, run: Run, origin: str, region: str) -> Row:
     sent_ns, late_ms = latencies(run, origin, [region])
     sent_s, there_s = sent_ns / SECOND, sent_ns / SECOND + late_ms / 1000
     first, last = np.searchsorted(there_s, (plan.cut_s - 0.1, plan.mend_s))
-    silence = first + int(np.argmax(np.diff(there_s[first:last])))  # the longest pause; its end:
+    # The longest time without a delivery is the pause after the cut; the next delivery ends it.
+    silence = first + int(np.argmax(np.diff(there_s[first:last])))
     resumed_s = float(there_s[silence + 1])
 
     def level_ms(lo_s: float, hi_s: float) -> float:
         return float(np.median(late_ms[(sent_s >= lo_s) & (sent_s < hi_s)]))
 
     def settled_s(level_ms: float, lo_s: float, hi_s: float) -> float | None:
-        """When the last event of [lo, hi) arrived whose latency is clearly above the level."""
+        """When the last event that was published in [lo, hi) and is clearly later than `level_ms`
+        arrived; None if the latency was still above the level at the end."""
         inside = np.flatnonzero((sent_s >= lo_s) & (sent_s < hi_s))
         slow = inside[late_ms[inside] > level_ms + noise_ms]
         if not slow.size:
@@ -316,6 +323,7 @@ OF_MESH = (
 
 
 def _mesh(rows: Sequence[Row]) -> dict[str, Any]:
+    """What the mesh clients did; empty without clients."""
     found = [row for row in rows if row["measure"] == "mesh"]
     return {
         name: spread([row[name] for row in found], 4)

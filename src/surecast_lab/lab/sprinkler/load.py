@@ -20,13 +20,15 @@ from surecast_lab.lab.verdict import Experiment, Point, Row, Spread, Verdict, sp
 
 __all__ = ["EXPERIMENTS", "claims", "curve", "knee", "points", "verdict_of"]
 
-SIXTHS = (1, 3, 5, 7, 9, 11)
+SIXTHS = (1, 3, 5, 7, 9, 11)  # the loads, in sixths of the paper's
 ORIGINS = ("r0", "r1")  # r2, where the clients are, is the farthest region from both
-SHUFFLE_MS, OWN_SHUFFLE_MS = 30, 1000
+SHUFFLE_MS, OWN_SHUFFLE_MS = 30, 1000  # shuffle times: of the paper, and of our mesh
 SATURATED = 0.95  # saturated: less than this share of the load is delivered
 SMALL, FULL = 100, 1000  # clients in a region
+# Names of the variants of the mesh (mesh_points.py): the protocol as printed in the paper, the same
+# with a tail that rarely changes the clients that it notifies, and our protocol.
 PRINTED, STEADY, OURS = READINGS = ("printed", "steady tail", "ours")
-ALL = "ours, in all regions"
+ALL = "ours, in all regions"  # our protocol, with clients in all regions
 
 
 def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
@@ -51,6 +53,7 @@ def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
 
 
 def run_sixths(point: Point) -> list[Row]:
+    """Run a point whose load is given as "sixths"."""
     plain = {name: value for name, value in point.items() if name != "sixths"}
     load = {"load": point["sixths"] / 6, "drain_ns": 500 * MS}
     return run_point({**plain, **load}, sixths=point["sixths"])
@@ -83,7 +86,7 @@ def knee(line: Sequence[Row]) -> int:
 
 def _worst(line: Sequence[Row]) -> float:
     """The greatest mean latency of any origin before the line saturates."""
-    limit = knee(line) or 100
+    limit = knee(line) or 100  # 100: above all loads
     fit = [point[f"latency_{o}"] for point in line if point["sixths"] < limit for o in ORIGINS]
     return max(fit, default=float("inf"))
 
@@ -115,6 +118,7 @@ def claims(rows: Sequence[Row]) -> dict[str, bool]:
 
 
 def _keeps_up(line: Sequence[Row]) -> bool:
+    """Whether the mesh sustains 5/6 of the load."""
     return knee(line) not in (1, 3, 5)
 
 
@@ -200,7 +204,7 @@ def draw(summary: Summary, path: Path) -> None:
                 carried = summary.line("sixths", "throughput", **which).only(late.x)
                 colour = "#000000" if reading == OURS else COLOURS[fanout]
                 line = replace(late, x=carried.mean)
-                figures.bars(ax, line, f"{reading}, F = {fanout}", colour, style)
+                figures.error_bars(ax, line, f"{reading}, F = {fanout}", colour, style)
         figures.paper_line(ax, (0, 5), (300, 300), "paper: below 300 ms before saturation")
         ax.axvline(3 * RATE / 1e6, color=figures.PAPER, lw=1, ls=":", zorder=1)
         ax.set_xlim(0, 5)
@@ -216,7 +220,7 @@ def draw(summary: Summary, path: Path) -> None:
     figures.save(figure, path)
 
 
-COLOURS = dict(zip((2, 4, 8), figures.COLOURS, strict=False))
+COLOURS = dict(zip((2, 4, 8), figures.COLOURS, strict=False))  # fanout → colour
 
 
 EXPERIMENTS = (
