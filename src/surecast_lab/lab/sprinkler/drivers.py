@@ -136,18 +136,22 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
         f"{len(rows)} points",
         seeds=runs,
         notes=[
-            "A seed is a run. Proxies and drivers share the cores of one machine here, where the "
-            "paper had a machine for each: every proxy handles every event, so with more of them "
-            "there is less of the machine for each, and the peak falls by more than slightly.",
-            f"An event has 10 bytes. A driver sends {BATCH} of them in one batch, waits until they "
-            "are committed in its region, sends the next. keep_last(100,000,000) is the paper's "
-            "rule that each event makes garbage of those so much older. In memory, one replica.",
-            "Counted is what all proxies have committed; afterwards every proxy must hold exactly "
-            "what was acknowledged. Beaten means a mean peak above 2.7 M/s with three proxies.",
-            f"Saturated: the last step in drivers gains less than {FLAT - 1:.0%}. More drivers "
-            "carry more: the peak is above one driver a proxy. With two or three proxies one "
-            "driver each already fills two cores, so there the rise is small, and single steps may "
-            "bring none.",
+            "A seed is the number of a repetition. Here all proxies and drivers share the cores of "
+            "one machine; the paper had a machine for each. Every proxy handles every event. So "
+            "with more proxies each one gets a smaller share of the machine, and the peak falls by "
+            "more than slightly.",
+            f"An event has 10 bytes. A driver sends {BATCH} events in one batch, waits until they "
+            "are committed in its region, and then sends the next batch. The streams have the "
+            "retention keep_last(100,000,000), which corresponds to the paper's rule that each "
+            "event makes the event that much older garbage. A proxy is one replica, in memory.",
+            "Counted are the events that all proxies have committed. Afterwards every proxy must "
+            "hold exactly the acknowledged events. Beaten means a mean peak above 2.7 M/s with "
+            "three proxies.",
+            "Saturated means: the largest number of drivers has a throughput less than "
+            f"{FLAT - 1:.0%} above the best of the smaller numbers. More drivers carry more means: "
+            "the peak is above the throughput with one driver per proxy. With two or three proxies "
+            "one driver each already nearly fills the two cores. So there the rise is small, and a "
+            "single step may bring none.",
         ],
     )
 
@@ -181,13 +185,13 @@ EXPERIMENTS = (
     Experiment(
         id="sprinkler-e1",
         title="Throughput of 1, 2 and 3 proxies as drivers are added (Fig. 4)",
-        question="How many events a second do fully connected proxies carry?",
-        paper="It rises, then saturates; the peak falls slightly with more proxies; three carry "
-        "2.6–2.7 M events/s, each process on a machine of its own.",
+        question="How many events per second do fully connected proxies carry?",
+        paper="The throughput rises, then saturates; the peak falls slightly with more proxies; "
+        "three proxies carry 2.6–2.7 M events/s, each process on a machine of its own.",
         setup="Real processes. Each proxy is a region server of one replica, in memory; each "
         "driver sends 500 events of 10 bytes in one batch, waits until they are committed, and "
-        "sends the next. Counted are positions that all proxies have committed, for 3 s after 1 s. "
-        "All processes share one machine, where the paper had one for each.",
+        "sends the next. Counted are positions that all proxies have committed, for 3 s, after 1 s "
+        "of warm-up. All processes share one machine; the paper had one for each.",
         by={"proxies": int, "drivers": int},
         values={
             "total": float,

@@ -119,8 +119,8 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
         f"of 10 ms; {len(simulated)} runs",
         seeds=list(dict.fromkeys(row["seed"] for row in simulated)),
         notes=[
-            "Our mesh, fanout 4, shuffle time 1 s, settled views, clients spread over the three "
-            "replicas. There is nothing to beat.",
+            "Our mesh with fanout 4 and shuffle time 1 s. The clients know random peers from the "
+            "start, and are distributed over the three replicas. The paper has no figure to beat.",
         ],
     )
 
@@ -151,10 +151,10 @@ EXPERIMENTS = (
         id="sprinkler-economy",
         title="What a server sends as the mesh grows",
         question="Does a server's work for each client fall as 1/n?",
-        paper="Not measured there; a proxy notifies F clients, whatever their number.",
+        paper="Not measured in the paper; a proxy notifies F clients, whatever their number.",
         setup="Simulated: one region of three replicas, a stream of about 100,000 events/s, 10 to "
-        "1000 mesh clients with a fanout of 4. Counted is which share of their events came from a "
-        "server; a few points of real processes stand beside it.",
+        "1000 mesh clients with a fanout of 4. The result is the share of their events that came "
+        "from a server. A few points were measured with real processes, for comparison.",
         by={**NAMES, "told": int, "clients": int, "what": str},
         values={name: kind for name, kind in VALUES.items() if name != "clients"},
         points=points,

@@ -152,17 +152,23 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
 
 
 NOTES = [
-    "Printed: an event takes 10 bytes, all clients of a region turn to its tail, the tail tells F "
-    "of them, and all redraw whom they tell each S. Steady tail: the same, but the tail itself "
-    "redraws only each second. Ours: 18.15 bytes, clients spread over the three replicas, each of "
-    "which tells one; who is picked tells back, so a client has 2F neighbours. Untuned: the "
-    "defaults; each replica tells F, and a peer is given 20 ms, not 100, before a server is asked.",
-    "Meshes of different regions share nothing but what their proxies pass on, so one region has "
-    "clients (r2, the farthest); five points with 1000 in each of the three check that.",
-    "Views are random from the start; mixing them by gossip would take longer than the run. "
-    "Uplinks are 1 Gb/s, downlinks and computing cost nothing.",
-    "Claims are judged by means over seeds; how many seeds have each by themselves is told, too.",
-    "Beaten means: our mesh sustains the load at every fanout tried from 2 to 8.",
+    "Printed: an event takes 10 bytes. All clients of a region use its tail as their server. The "
+    "tail notifies F of them, and each client notifies F others. After each shuffle time S, the "
+    "tail and the clients choose others to notify.",
+    "Steady tail: the same, but the tail chooses other clients only once per second.",
+    "Ours: an event takes 18.15 bytes. Clients are distributed over the three replicas, and each "
+    "replica notifies one client. A client also notifies those that chose it, so it has 2F "
+    "neighbours.",
+    "Untuned: our mesh with its default settings. Each replica notifies F clients, and a client "
+    "waits 20 ms for a peer, not 100 ms, before it asks a server.",
+    "The meshes of different regions have only the traffic between the proxies in common. So only "
+    "one region has clients (r2, the farthest). Five points with 1000 clients in each of the three "
+    "regions check this.",
+    "Clients know random peers from the start, because mixing by gossip would take longer than "
+    "the run. Uplinks carry 1 Gb/s; downlinks and computing time are not limited.",
+    "Claims are judged by means over the seeds. The verdict also says for how many single seeds "
+    "each claim holds.",
+    "Beaten means: our mesh sustains the load at every fanout from 2 to 8 that was run.",
 ]
 
 
@@ -217,14 +223,15 @@ EXPERIMENTS = (
     Experiment(
         id="sprinkler-e2",
         title="Throughput of the mesh by fanout and shuffle time (Fig. 5b)",
-        question="To how many should a client pass events on, and how often should it change whom?",
-        paper="1000 clients in each of three regions are given 2.592 M events/s. A fanout of 4 is "
+        question="How many other clients should a client notify, and how often should it choose "
+        "others?",
+        paper="1000 clients in each of three regions receive 2.592 M events/s. A fanout of 4 is "
         "best; larger ones exhaust uplinks, small ones suffer when the shuffle time is long; "
         "throughput is slightly above the load at first.",
         setup="Simulated: three regions of three replicas, each publishing 864,000 events/s; the "
-        "clients of the farthest region pass on to each other what its servers have. Uplinks of "
-        "1 Gb/s and 1 ms within a region, 10 Gb/s and 15 to 40 ms between them. Counted, for one "
-        "second, is what a client is given.",
+        "clients of the farthest region pass events to each other. Uplinks of 1 Gb/s and 1 ms "
+        "within a region, 10 Gb/s and 15 to 40 ms between regions. The result is the number of "
+        "events that a client receives in one second.",
         by=NAMES,
         values=VALUES,
         points=points,
