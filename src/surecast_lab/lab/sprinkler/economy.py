@@ -24,7 +24,8 @@ __all__ = ["EXPERIMENTS", "claims", "measured", "points", "verdict_of"]
 
 LOAD = 1 / 8  # share of the paper's load: about 100,000 events a second, one stream
 SIZES = (10, 30, 100, 300, 1000)
-# Name of a variant → the number of clients that each replica notifies of (tells) an event.
+# Name of a variant, in the column "reading" → the number of clients that each replica notifies of
+# (tells) an event.
 READINGS = {"each replica tells 1": 1, "each replica tells 4": 4}
 REAL = "real processes"  # the name of the results in mesh_measured.json
 # Servers may send this number of copies of an event (a mean) in addition to those that they send to

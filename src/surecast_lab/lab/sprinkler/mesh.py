@@ -60,7 +60,7 @@ def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
 
 
 def lines(rows: Sequence[Row], reading: str) -> dict[int, dict[float, float]]:
-    """fanout → shuffle time → throughput, mean over seeds."""
+    """fanout → shuffle time in ms → throughput, mean over seeds, of the runs named `reading`."""
     found: dict[int, dict[float, list[float]]] = {}
     for row in rows:
         if row["reading"] == reading:
