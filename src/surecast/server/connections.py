@@ -102,7 +102,7 @@ class HttpConnection(H11Protocol):
     def waits_for_client(self) -> bool:
         """Whether the client, and not the server, has to act next (see the module)."""
         cycle = self.cycle
-        # The server is working on a request that is complete, or is sending the answer.
+        # `working`: a request was received completely, and its answer is not complete yet.
         working = cycle is not None and not cycle.response_complete and not cycle.more_body
         return not working or self.flow.write_paused
 

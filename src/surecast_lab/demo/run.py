@@ -43,14 +43,16 @@ from surecast_lab.testing.workers import Workers
 
 __all__ = ["Demo", "DemoFailed", "run_demo"]
 
-REGIONS, REPLICAS = 3, 2  # replicas of each region
+REGIONS, REPLICAS = 3, 2  # the number of regions, and of replicas in each
 MESHED = 2  # mesh subscribers in each region
 OWNER, AWAY, THIRD = "east", "west", "north"
 # The share of the events that each step publishes; the step "last" publishes the rest.
 SHARES = {"steady": 0.1, "cut": 0.1, "failover": 0.1, "away": 0.65}
 # Events of a batch. Small runs have smaller batches, so that there are at least BATCHES_MIN.
 BATCH_ROWS, BATCHES_MIN = 500, 400
-PACED_S, LAST_S = 4.0, 2.0  # duration of publishing in a paced step, and in the last one
+# The duration of publishing in the steps "steady", "cut" and "failover", and in "last". In "away"
+# the publisher is as fast as possible.
+PACED_S, LAST_S = 4.0, 2.0
 # At the end the regions are asked how many events they keep, until all give the same number, but at
 # most this number of times.
 KEPT_LOOKS = 50

@@ -25,9 +25,9 @@ ORIGINS = ("r0", "r1")  # r2, where the clients are, is the farthest region from
 SHUFFLE_MS, OWN_SHUFFLE_MS = 30, 1000  # shuffle times: of the paper, and of our mesh
 SATURATED = 0.95  # saturated: less than this share of the load is delivered
 SMALL, FULL = 100, 1000  # clients in a region
-# Names of the variants of the mesh (mesh_points.py), in the column "reading": the protocol as printed
-# in the paper, the same with a tail that rarely changes the clients that it notifies, and our
-# protocol.
+# Names of the variants of the mesh (mesh_points.py), in the column "reading": the protocol as
+# printed in the paper, the same with a tail that rarely changes the clients that it notifies, and
+# our protocol.
 PRINTED, STEADY, OURS = READINGS = ("printed", "steady tail", "ours")
 ALL = "ours, in all regions"  # our protocol, with clients in all regions
 
