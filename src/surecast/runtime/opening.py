@@ -156,6 +156,7 @@ class Opening:
         if session is not None:
             current = session.connection
             known = current.hello if current is not None else None  # the peer's earlier Hello
+            # An older attempt of the same run of the peer: its Hello arrives late.
             if known is not None and known.life == hello.life and hello.attempt <= known.attempt:
                 self.counters["stale_hellos"] += 1
                 connection.abort()
@@ -169,7 +170,7 @@ class Opening:
                 # `down` has opened a new session if messages wait for it.
                 session = self.sessions.by_peer.get(peer)
             elif current is not None and current.dialled and self.node.name < peer:
-                self._park(session, connection)
+                self._park(session, connection)  # our own attempt takes precedence
                 return
         self.adopt(session or Session(peer), connection)
 
