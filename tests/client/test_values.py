@@ -162,6 +162,21 @@ def test_no_values_give_no_batches() -> None:
     assert list(prepared_batches(SID, [], None, None, ClientOptions())) == []
 
 
+class _Bytes(bytes):
+    """Not accepted: its `len` and its content need not agree."""
+
+
+@pytest.mark.parametrize("bad", ["text", _Bytes(b"k")], ids=["str", "subclass of bytes"])
+def test_items_that_are_not_bytes_are_named_in_the_error(bad: Any) -> None:
+    def prepare(values: list[Any], keys: list[Any] | None = None) -> None:
+        list(prepared_batches(SID, values, keys, None, ClientOptions()))
+
+    with pytest.raises(UsageError, match="values are bytes; number 1 is"):
+        prepare([b"v", bad])
+    with pytest.raises(UsageError, match="keys are bytes or None; number 2 is"):
+        prepare([b"v"] * 3, [b"k", None, bad])
+
+
 @pytest.mark.parametrize(("reason", "name"), [(1, "collected"), (2, "expired"), (3, "superseded")])
 def test_a_void_has_its_reason(reason: int, name: str) -> None:
     (void,) = events_of(Batch.void(SID, 5, 9, reason), "s", True)

@@ -79,7 +79,7 @@ def _column(
     if len(items) != rows:
         raise UsageError(f"{len(items)} {what} for {rows} values")
     if not set(map(type, items)) <= {bytes, type(None)}:
-        at = next(i for i, item in enumerate(items) if not isinstance(item, bytes | None))
+        at = next(i for i, item in enumerate(items) if type(item) not in (bytes, type(None)))
         raise UsageError(f"{what} are bytes or None; number {at} is {items[at]!r:.60}")
     return items
 
