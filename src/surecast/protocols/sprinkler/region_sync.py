@@ -432,8 +432,8 @@ class RegionSync(HandlerMachine):
         elsewhere = self._known_elsewhere(name)
         owner = elsewhere.owner if elsewhere else owner_of(self.config.owners, name, here)
         if owner != here:
-            # A server of another region sends this only if it considers this region the owner of the
-            # name. Refuse, so that the request is not forwarded back and forth.
+            # A server of another region sends this only if it considers this region the owner.
+            # Refuse, so that the request is not forwarded back and forth.
             if peer in self.region_of:
                 self.command(Refuse(peer, message, "recovering"))
             elif why := self.forwarding.create(owner, message):
