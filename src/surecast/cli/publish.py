@@ -4,8 +4,10 @@ import asyncio
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -74,7 +76,10 @@ def publish(
         raise typer.BadParameter("with --ndjson each line has its own key", param_hint="--key")
     if not any(sources):
         if sys.stdin.isatty():
-            raise typer.BadParameter("give values, --lines FILE, --ndjson FILE, or pipe lines in")
+            raise typer.BadParameter(
+                "give values, --lines FILE or --ndjson FILE, or pipe lines in; `--lines -` reads "
+                "the lines that you type, until Ctrl-D"
+            )
         lines = Path("-")
     policy = parse_retention(retain)
     common = None if key is None else key.encode()
@@ -226,7 +231,7 @@ class Lines:
 
     async def pairs(self) -> AsyncIterator[Pairs]:
         rest = b""
-        while data := await asyncio.to_thread(os.read, self.file.fileno(), READ_BYTES):
+        while data := await _read(self.file.fileno()):
             self.position += len(data)
             whole, newline, tail = data.rpartition(b"\n")
             if newline:
@@ -251,6 +256,36 @@ class Lines:
             return parse_line(line)
         except UsageError as problem:
             raise UsageError(f"{self.path}, line {self.number}: {problem}") from None
+
+
+async def _read(file: int) -> bytes:
+    """Up to READ_BYTES of a file or pipe; empty at its end.
+
+    The read is done in a daemon thread. Threads of the event loop's executor are joined when the
+    process ends, so that Ctrl-C would wait for the next line of stdin.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[bytes] = loop.create_future()
+
+    def finish(data: bytes, problem: OSError | None) -> None:
+        if done.cancelled():
+            return
+        if problem is None:
+            done.set_result(data)
+        else:
+            done.set_exception(problem)
+
+    def read() -> None:
+        data, problem = b"", None
+        try:
+            data = os.read(file, READ_BYTES)
+        except OSError as error:
+            problem = error
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(finish, data, problem)
+
+    threading.Thread(target=read, name="publish-input", daemon=True).start()
+    return await done
 
 
 Source = Values | Lines
