@@ -94,7 +94,7 @@ class Search:
 class Quarantined:
     """Events [start, end) of a stream that were truncated and are in the stream `copy` now."""
 
-    stream: str
+    stream: str  # this and `copy` are names
     start: int
     end: int
     copy: str
@@ -270,7 +270,8 @@ class Forks:
         meeting = self.meetings.get(peer.name)
         if meeting is None or meeting.life != peer.life:
             both = [s for s, end in peer.ends.items() if end > 1 and self._end(s) > 1]
-            # This question was never sent. It only keeps the meeting open until the first real one.
+            # This question is never sent. With it, the meeting is not over before one Compare was
+            # answered, even if there is no stream to compare.
             never_sent = Question(0, -1 << 62, {})
             meeting = self.meetings[peer.name] = Meeting(peer.life, both, never_sent)
         question = meeting.question

@@ -1,4 +1,9 @@
-"""The messages of Sprinkler: between regions, and between members of a region's meshes."""
+"""The messages of Sprinkler: between regions, and between members of a region's meshes.
+
+In all messages, `stream` is the id of a stream, [lo, hi) is a range of positions without `hi`, and
+`end` is the first position that does not exist yet. The *head* of a region is the replica that
+accepts publishes, the *tail* the one that exchanges events with other regions.
+"""
 
 import msgspec
 

@@ -68,8 +68,8 @@ class Recovery:
     # ------------------------------------------------------------ an owner behind its peers
 
     def may_pull_own(self, copy: Copy, end: int) -> bool:
-        """Whether to pull a stream that this region owns; `end` is another region's end of it. If
-        that is higher than ours, this region has lost a part of the stream: begin to recover it."""
+        """Whether to pull a stream that this region owns from another region, whose copy ends at
+        `end`. If our copy ends before, we have lost a part of the stream: begin to recover it."""
         if end > copy.end and copy.recovering_since_ns is None:
             self.regions.counters["sprinkler.owner-behind"] += 1
             self.begin(copy, self.regions.now_ns, outdated=True)

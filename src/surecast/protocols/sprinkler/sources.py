@@ -48,7 +48,7 @@ class Source:
     """The region and server from which a stream is pulled (`expects` in the paper)."""
 
     region: str
-    node: Peer
+    node: Peer  # the server: the region's tail
     end: int  # the highest end that this region has advertised or sent
     advertised_ns: int  # when the region last advertised
     progress_ns: int  # when events last arrived, or when this region subscribed
@@ -131,7 +131,8 @@ class PeerRegion:
 
 
 class Regions(Protocol):
-    """The members of `RegionSync` that its parts (forks, forwarding, recovery) use."""
+    """The members of `RegionSync`, which explains them, that its parts (forks, forwarding, recovery)
+    use."""
 
     config: SprinklerConfig
     service: Streams
@@ -143,7 +144,7 @@ class Regions(Protocol):
     peers: dict[str, PeerRegion]
     members: tuple[Peer, ...]  # of the chain, the head first
     is_head: bool
-    doubles: dict[tuple[str, str], bool]  # see `RegionSync`
+    doubles: dict[tuple[str, str], bool]
     region_of: dict[Peer, str]  # servers of other regions
 
     @property

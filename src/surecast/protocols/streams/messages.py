@@ -1,4 +1,16 @@
-"""Messages between clients and servers of a region, and between owners and other regions' heads."""
+"""Messages between clients and servers of a region, and between owners and other regions' heads.
+
+The *head* of a region is the replica that accepts publishes and other changes. These fields mean
+the same in all messages:
+
+stream     the id of a stream
+lo, hi     a range [lo, hi) of positions, which contains `lo`, but not `hi`
+end        the first position that does not exist yet, at the sender
+positions  stream id → position
+token      chosen by the client; answers repeat it
+why        the reason of a refusal, one of the words listed at the message; "": no refusal
+head       used if `why` is not-head: the head of the region, which the client should ask instead
+"""
 
 from surecast.core.streams import CursorState, StreamInfo, StreamSpec
 from surecast.core.types import Batch, LogId, Message, Peer, tagged
@@ -71,7 +83,7 @@ class StreamOpened(StreamsMessage):
     name: str
     info: StreamInfo | None  # None: see `why`
     why: str = ""
-    head: str = ""  # the replica that accepts requests for changes; "": not known
+    head: str = ""
 
 
 class Publish(StreamsMessage):
@@ -172,7 +184,6 @@ class RangeLost(StreamsMessage):
 
 
 # ------------------------------------------------------------ questions
-# Each question has a token, which its answers repeat.
 
 
 class WatchStreams(StreamsMessage):

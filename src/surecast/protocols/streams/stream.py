@@ -23,8 +23,8 @@ _SEARCH_BYTES = 64 << 10  # read at a time to find a position
 
 @dataclass(slots=True)
 class Stream:
-    """One stream: its ends, its retention and the state of its compaction. An *end* is the first
-    position that is not included any more."""
+    """One stream: its ends, its retention and the state of its compaction. The end of something is
+    the first position that it does not include."""
 
     info: StreamInfo
     # Which positions are void. Committed events are fed to it from time to time, so it may end
