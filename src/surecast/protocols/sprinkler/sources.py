@@ -131,8 +131,8 @@ class PeerRegion:
 
 
 class Regions(Protocol):
-    """The members of `RegionSync`, which explains them, that its parts (forks, forwarding, recovery)
-    use."""
+    """The members of `RegionSync` that its parts (forks, forwarding, recovery) use. They are
+    explained there."""
 
     config: SprinklerConfig
     service: Streams
