@@ -38,7 +38,7 @@ CLOSE_S = 1.0  # after Ctrl-C, time to wait for acknowledgements
 PROGRESS_S = 2.0  # publishing that takes longer shows its progress
 RUNS_SHOWN = 8  # ranges of positions that are printed; the others are only counted
 
-Pairs = list[tuple[bytes | None, bytes]]
+Pairs = list[tuple[bytes | None, bytes]]  # the key and the value of each event
 
 
 @loads("surecast.client.connection")
@@ -150,8 +150,8 @@ async def _all(
             if stream is None:
                 stream = await client.stream(name, retain=policy, delivery=delivery)
             keys = [key for key, _ in pairs]
-            some = keys if any(key is not None for key in keys) else None
-            for run in (await stream.publish_many([v for _, v in pairs], keys=some)).runs:
+            given = keys if any(key is not None for key in keys) else None
+            for run in (await stream.publish_many([v for _, v in pairs], keys=given)).runs:
                 done.add(run)
             done.waits_for = 0
             if bar is None and time.monotonic() - began > PROGRESS_S:
@@ -199,7 +199,7 @@ def _tell(name: str, done: Done, as_json: bool, note: str) -> None:
 class Values:
     """Events from the command line arguments."""
 
-    total = 0.0
+    total = 0.0  # there is no file whose size could be compared with `position`
 
     def __init__(self, given: Pairs) -> None:
         self.given = given
@@ -217,8 +217,9 @@ class Lines:
         self.key = key
         self.as_objects = as_objects
         self.position = 0.0  # bytes that were read
-        self.number = 0  # the number of the last line
+        self.number = 0  # lines that were read
         self.file = self._open()
+        # The size of the file; 0 for a pipe, whose size is not known.
         self.total = float(os.fstat(self.file.fileno()).st_size)
 
     def _open(self) -> BinaryIO:
@@ -230,7 +231,7 @@ class Lines:
             raise UsageError(f"cannot read {self.path}: {problem.strerror}") from None
 
     async def pairs(self) -> AsyncIterator[Pairs]:
-        rest = b""
+        rest = b""  # the begin of a line whose end has not been read yet
         while data := await _read(self.file.fileno()):
             self.position += len(data)
             whole, newline, tail = data.rpartition(b"\n")
