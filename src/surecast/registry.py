@@ -4,7 +4,8 @@
 
 * its *delivery*, the client side of a way in which events reach readers (`core.endpoint`);
 * its *role*, the server side that it adds to a region's replica (`core.roles`);
-* its *witness*, the service that keeps the configuration of chains.
+* its *witness*, the service that keeps the configuration of chains: which replicas belong to each
+  chain, and in which order.
 
 The entries are functions that import the protocol when they are called, so a protocol is imported
 only when it is used; mypy checks their return types. The functions below create the machines of
@@ -109,6 +110,7 @@ def _nakcast() -> Role:
 
 _COLUMN_TYPES = ("surecast.columns.rules",)  # the modules of `columns` that define structs
 
+# In the order of their layers in a replica, the lowest first (see `roles`).
 PROTOCOLS: dict[str, Protocol] = {
     "chain": Protocol(role=_chain, witness=_chain_witness),
     "streams": Protocol(role=_streams),
@@ -173,7 +175,8 @@ def range_reader(_ctx: NodeContext, place: Place) -> Machine:
 
 
 def roles() -> dict[str, Role]:
-    """The roles of a region's replica, by name. Roles that have a delivery come last."""
+    """The roles of a region's replica, by name. Roles that have a delivery come last, because their
+    layers stand above those of the other roles."""
     made = {name: row.role() for name, row in PROTOCOLS.items() if row.role is not None}
     for name, role in made.items():
         assert role.name == name, (
@@ -185,8 +188,8 @@ def roles() -> dict[str, Role]:
 def configs(
     deployment: Deployment, given: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """The configuration of each role at one replica. `given` has values for fields of roles; the
-    other fields follow from the deployment or have defaults."""
+    """The configuration of each role at one replica. `given` has values for some fields (role →
+    field → value); the other fields follow from the deployment or have defaults."""
     known, options = roles(), given or {}
     if unknown := [name for name in options if name not in known]:
         raise ConfigError(f"no role {', '.join(unknown)}; there are: {', '.join(known)}")
@@ -199,13 +202,14 @@ def configs(
 def witness(
     chains: Mapping[str, tuple[Peer, ...]], disk: Disk, counters: Counter[str] | None = None
 ) -> Machine:
-    """The machine of the witness of these chains; `chains` has the replicas of each."""
+    """The machine of the witness of these chains. `chains`: name of a chain → its replicas."""
     make = next(row.witness for row in PROTOCOLS.values() if row.witness is not None)
     return make()(chains, disk, counters)
 
 
 def directory(batches: Iterable[Batch]) -> dict[LogId, StreamInfo]:
-    """The streams that a directory log lists (`core.streams.DIRECTORY`)."""
+    """The streams that a region's directory lists; `batches` is its log
+    (`core.streams.DIRECTORY`)."""
     from surecast.protocols.streams.directory import Directory
 
     found = Directory()
@@ -218,10 +222,10 @@ def directory(batches: Iterable[Batch]) -> dict[LogId, StreamInfo]:
 
 
 def message_types() -> tuple[type[Message], ...]:
-    """All message types of all protocols, for `core.wire.Codec`. Their modules are imported.
+    """All message types of all protocols, for `core.wire.Codec`. Imports the modules with messages.
 
     A class from which others in its module derive is a base class and is left out, because it is
-    never sent. Tags have the form "protocol/Name", with the key of the row as protocol, so two
+    never sent. Tags have the form "protocol/Name", where "protocol" is the key of the row, so two
     protocols cannot have the same tag.
     """
     found: dict[str, type[Message]] = {}

@@ -1,7 +1,7 @@
 """Builds the state machine of a region's replica from the layers of all its roles.
 
-A *role* is what one protocol adds to a replica (`core.roles`); its layers are composed with those
-of the others into one machine (`core.compose`). The server, the simulator and tests use this.
+A *role* is what one protocol adds to a replica (`core.roles`). The layers of all roles are composed
+into one state machine (`core.compose`). The server, the simulator and tests use this module.
 """
 
 from collections import Counter
@@ -46,6 +46,7 @@ def region_replica(
     made: dict[str, Layer] = {}
 
     def scope(layer: str) -> Scope:
+        # A layer may also read the logs of the replication layers below it.
         return Scope(disk, layer, [n for n, one in made.items() if "replicated" in one.provides])
 
     kit = Kit(

@@ -179,7 +179,7 @@ def delays(made: topology.Topology) -> dict[str, int]:
 def test_mesh_takes_delays_by_pair() -> None:
     made = topology.mesh("ab", Link(delay_ns=9 * MS), Link(delay_ns=0), {("b", "a"): 7 * MS})
     assert delays(made) == {"aa": 0, "bb": 0, "ab": 7, "ba": 7}
-    with pytest.raises(UsageError, match="not two of the sites"):
+    with pytest.raises(UsageError, match="not both of these are sites"):
         topology.mesh("ab", delays_ns={("a", "c"): 1})
     with pytest.raises(UsageError, match="different names"):
         topology.mesh("aa")

@@ -31,14 +31,14 @@ __all__ = [
 ]
 
 # Kinds of entries, and the meaning of their fields a, b and c:
-MESSAGE = 0  # a message of a session: the sender's end, Received, size
+MESSAGE = 0  # in a session: the sender's end, Received or a SessionMark (session.py), size
 TIMER = 1  # node, key, None; valid only while `node.timers[key]` is the entry's order
 INPUT = 2  # node, the incarnation that the input is for (None: any), input
 DATAGRAM = 3  # path, target node, Received
-CALL = 4  # function, its arguments after the time, None
-ENDING = 5  # an EndOfPass: node, key, None; valid only while `node.endings[key]` is its order
+CALL = 4  # function, a tuple of its arguments (without the first, which is the time), None
+ENDING = 5  # an EndOfPass: node, key, None; valid only while `node.endings[key]` is the order
 
-Entry = tuple[int, int, int, Any, Any, Any]
+Entry = tuple[int, int, int, Any, Any, Any]  # at_ns, order, kind, a, b, c
 
 _AT_NS = itemgetter(0)
 
@@ -55,7 +55,7 @@ class Agenda:
         self.slot = 0  # the current slot; entries due in it or before go to `soon`
         self.today: list[Entry] = []  # the current slot's entries, latest first
         self.soon: list[Entry] = []  # a heap: entries created while their slot was current
-        self.wheel: dict[int, list[Entry]] = {}
+        self.wheel: dict[int, list[Entry]] = {}  # later slot → its entries, not sorted yet
         self.slots: list[int] = []  # a heap of the wheel's keys
 
     def push(self, at_ns: int, kind: int, a: Any = None, b: Any = None, c: Any = None) -> int:
@@ -91,7 +91,8 @@ class Agenda:
         return True
 
     def next_ns(self) -> int | None:
-        """The time of the earliest entry, or a lower bound: the beginning of its slot."""
+        """The time of the earliest entry; if no entry is in the current slot, a lower bound: the
+        beginning of the next slot with entries. None: there are no entries."""
         times = [entries[i][0] for entries, i in ((self.today, -1), (self.soon, 0)) if entries]
         if times:
             return min(times)

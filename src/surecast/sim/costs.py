@@ -10,8 +10,8 @@ __all__ = ["Costs"]
 class Costs(msgspec.Struct, frozen=True):
     """How long a node computes for one input: the sum of these costs.
 
-    A node handles one input at a time, and the effects are performed when its time is over. Without
-    a cost model, computing takes no time.
+    A node handles one input at a time. The effects of an input are performed when its computing
+    time is over. Without a cost model, computing takes no time.
     """
 
     per_input_ns: int = 0
@@ -19,6 +19,8 @@ class Costs(msgspec.Struct, frozen=True):
     per_effect_ns: int = 0
 
     def of(self, nbytes: int, effects: list[Any]) -> int:
+        """The computing time of an input with these effects; `nbytes` is the total size of the
+        messages received and sent."""
         return (
             self.per_input_ns + int(self.per_byte_ns * nbytes) + self.per_effect_ns * len(effects)
         )

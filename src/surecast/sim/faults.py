@@ -44,7 +44,8 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cut(Fault, frozen=True, tag=True):
-    """Nothing passes between two nodes or sites, or only from `a` to `b` if not `two_way`."""
+    """Nothing passes between two nodes or sites. If not `two_way`, only the direction from `a` to
+    `b` is cut."""
 
     a: str
     b: str
@@ -87,7 +88,7 @@ class Crash(Fault, frozen=True, tag=True):
     """A node crashes; healing restarts it with its disk."""
 
     name: str
-    lose_unsynced: bool = True
+    lose_unsynced: bool = True  # lose some of what its disk has not synced (`World.crash`)
 
     def apply(self, world: World) -> None:
         world.crash(self.name, lose_unsynced=self.lose_unsynced)
@@ -130,8 +131,8 @@ class Damage(Fault, frozen=True, tag=True):
     """A node crashes, and part of its disk is damaged (`World.damage`)."""
 
     name: str
-    kind: str
-    seed: int
+    kind: str  # one of DAMAGES, explained at `World.damage`
+    seed: int  # chooses the positions
     share: float = 1.0  # the part of each log, from its beginning, that may be damaged
 
     def apply(self, world: World) -> None:
@@ -200,6 +201,8 @@ class Timed(msgspec.Struct, frozen=True):
 
 
 DAMAGES = ("record", "segment", "journal", "manifest")
+# The kinds of faults that `draw` uses by default. It also knows "wipe", "roll back" and "damage",
+# with which a node loses data that it has synced.
 KINDS = ("cut", "one-way cut", "isolate", "degrade", "crash", "pause", "reset", "clock", "disk")
 
 

@@ -29,10 +29,10 @@ class Link(msgspec.Struct, frozen=True):
     """
 
     delay_ns: int = MS
-    jitter_ns: int = 0  # the maximum added to the delay
+    jitter_ns: int = 0  # each message takes up to this much longer, at random
     bandwidth_bps: int = 0  # 0: unlimited
-    loss: float = 0.0
-    duplicate: float = 0.0
+    loss: float = 0.0  # the share of messages that are lost
+    duplicate: float = 0.0  # the share of datagrams that arrive twice
     reorder: float = 0.0  # the share of datagrams that are delayed by up to `reorder_ns`
     reorder_ns: int = 5 * MS
 
@@ -47,7 +47,7 @@ class Pipe:
 
 
 class Path:
-    """One direction between two nodes. `plain`: neither loss nor a bandwidth limit."""
+    """One direction between two nodes. `plain`: the link has neither loss nor a bandwidth limit."""
 
     __slots__ = ("cut", "delay_ns", "dst", "jitter_ns", "link", "pipe", "plain", "src")
 
@@ -79,7 +79,7 @@ class Path:
         loss = self.link.loss
         extra = 0
         if loss:
-            timeout = max(4 * self.delay_ns, RETRANSMIT_NS_MIN)  # two round trips
+            timeout = max(4 * self.delay_ns, RETRANSMIT_NS_MIN)  # four delays are two round trips
             for _ in range(RETRANSMITS_MAX):
                 if rng.random() >= loss:
                     break
@@ -92,9 +92,12 @@ class Wiring:
 
     def __init__(self, default: Link) -> None:
         self.default = default
-        self._links: dict[tuple[str, str], Link] = {}  # by names of nodes or of sites
-        self._degraded: dict[tuple[str, str], Link] = {}
+        # The keys are (from, to), each the name of a node or of a site, or ANY.
+        self._links: dict[tuple[str, str], Link] = {}
+        self._degraded: dict[tuple[str, str], Link] = {}  # used in place of `_links`
         self._cuts: dict[tuple[str, str], None] = {}
+        # The keys are ("pair", from node, to node), ("uplink", from node, "") and ("sites", from
+        # site, to site).
         self._pipes: dict[tuple[str, str, str], Pipe] = {}
 
     def set_link(self, a: str, b: str, link: Link) -> None:

@@ -1,7 +1,8 @@
 """The simulator's event loop: takes the next event, steps the node's machine, performs the effects.
 
-The queue of events is the agenda (agenda.py). Performing an effect never steps a machine directly:
-the consequences of an effect go through the agenda, even if they happen at the same time.
+The queue of events is the agenda (agenda.py), and its items are *entries*. Performing an effect
+never steps a machine directly: the consequences of an effect go through the agenda, even if they
+happen at the same time.
 """
 
 from collections import Counter
@@ -54,8 +55,8 @@ from surecast.storage.memory import MemoryDisk
 
 __all__ = ["Loop", "OnDeliver", "OnEmit"]
 
-OnDeliver = Callable[[int, str, bytes, tuple[Any, ...]], None]
-OnEmit = Callable[[int, str, Any], None]
+OnDeliver = Callable[[int, str, bytes, tuple[Any, ...]], None]  # now_ns, node, stream, batches
+OnEmit = Callable[[int, str, Any], None]  # now_ns, node, event
 
 
 class Loop:
@@ -72,8 +73,10 @@ class Loop:
         record: bool = True,
         validate: bool = True,
     ) -> None:
-        """`validate`: after every step, check the states of machines and sessions against their
-        state tables and invariants (`core.states`). `met` then counts the transitions by label."""
+        """`link`: between all nodes, unless another one is set. `record`: keep what nodes deliver
+        and emit in `delivered` and `emitted`. `validate`: after every step, check the states of
+        machines and sessions against their state tables and invariants (`core.states`); `met` then
+        counts the transitions by label."""
         self.seed = seed
         self.now_ns = 0
         self.inputs = 0  # number of inputs given to machines so far
@@ -96,9 +99,10 @@ class Loop:
         self._copies: dict[str, MemoryDisk] = {}  # node → copy of its disk, for `roll_back`
         self._crash_rng = Random(f"{seed}/crashes")
         self._record = record
+        # Node → (stream, batches) of each Deliver; node → (now_ns, event) of each Emit.
         self.delivered: dict[str, list[tuple[bytes, tuple[Any, ...]]]] = {}
         self.emitted: dict[str, list[tuple[int, Any]]] = {}
-        self._on_deliver: dict[str, list[OnDeliver]] = {}
+        self._on_deliver: dict[str, list[OnDeliver]] = {}  # by node, or ANY
         self._on_emit: dict[str, list[OnEmit]] = {}
 
     # ------------------------------------------------------------ running
@@ -127,7 +131,8 @@ class Loop:
         return next_ns is not None if until is None else until(self)
 
     def _run_to(self, limit_ns: int) -> None:
-        """Process all entries due by `limit_ns`. Common cases are inlined, for speed."""
+        """Process all entries due by `limit_ns`. Common cases are inlined, for speed; entries of a
+        node or session that is `odd` (see node.py and session.py) go through `_offer`."""
         agenda, network, trace = self.agenda, self.network, self.trace
         today, soon = agenda.today, agenda.soon
         reencode = self.reencode
@@ -187,7 +192,7 @@ class Loop:
                     del node.endings[b]
                     inp = EndOfPass(b)
                 elif kind == CALL:
-                    node, inp = None, a
+                    node, inp = None, a  # for the note that an error gets
                     a(now_ns, *b)
                     continue
                 else:
@@ -200,7 +205,7 @@ class Loop:
                 effects = node.step(now_ns, inp)
                 if record is not None:
                     record((now_ns, node.name, inp, effects))
-                sent = None
+                sent = None  # the message of the previous Send
                 for effect in effects:
                     cls = type(effect)
                     if cls is Send:
@@ -257,8 +262,8 @@ class Loop:
         self._offer(end.peer, (self.now_ns, 0, MESSAGE, end, received, size))
 
     def _offer(self, node: Node, entry: Entry) -> None:
-        """Step a node with an entry; or queue it while the node is paused or busy; or drop it if
-        the node is down."""
+        """Step a node with an entry. While the node is paused or busy, queue the entry; if the node
+        is down, drop it."""
         if node.machine is None:
             self.dropped += 1
         elif node.paused or node.busy:
@@ -310,6 +315,7 @@ class Loop:
         self.agenda.push(done_ns, CALL, self._finish, (node, node.incarnation, effects))
 
     def _note(self, problem: Exception, node: Node | None, inp: Any) -> None:
+        """Add to an error where it happened, so that the run can be repeated."""
         name = node.name if node is not None else "no node"
         problem.add_note(f"{name} at {self.now_ns} ns, seed {self.seed}, given {inp!r}"[:2000])
 

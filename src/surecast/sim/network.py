@@ -22,10 +22,12 @@ The two ends go up and down independently, like the two halves of a TCP connecti
 - **A new session** may reach a node whose end of an old session with the same peer is still up.
   Then the old end goes down first: the node gets PeerDown, then PeerUp.
 - **Closing** delivers the messages in flight in both directions; the peer's end goes down first.
-  Messages sent after the effect `Close` wait for the end of the old session and open a new one.
+  Messages that a node sends after its effect `Close` wait until the old session has ended, and then
+  open a new one.
 
-Each end has a high-water mark for bytes that were sent but not yet processed by the peer. Above it,
-the sender's machine gets `Congested`; `Writable` follows when less than half of the mark is left.
+Each end counts the bytes that its node has sent and the peer has not processed yet. If they exceed
+`high_water_bytes`, the sender's machine gets `Congested`; when they fall below half of that number,
+it gets `Writable`.
 """
 
 from random import Random
@@ -194,7 +196,7 @@ class Network:
             self.agenda.push(now_ns + self.connect_timeout_ns, CALL, self._give_up, (end,))
 
     def _shake(self, now_ns: int, end: End) -> None:
-        """Begin the handshake; it completes after a round trip, unless a path is cut then."""
+        """Begin the handshake. It completes after a round trip, unless a path is cut by then."""
         at_ns = now_ns
         for path in (end.path, end.other.path):
             at_ns += path.delay_ns + path.retransmit_ns(self.rng)
@@ -233,7 +235,7 @@ class Network:
         """Take `end` up; it is the peer's end, which the opener's ACCEPT has reached."""
         node, peer = end.node, end.peer
         old = node.ends.get(peer.name)
-        if old is not None and old is not end:  # an old session, already down at the peer
+        if old is not None and old is not end:  # of an old session, which is down at the peer
             self._down(now_ns, old, REPLACED)
         node.ends[peer.name] = end
         end.state = UP
@@ -272,7 +274,7 @@ class Network:
         return True
 
     def swell(self, now_ns: int, end: End) -> None:
-        """Called when the queue of an end is above the high-water mark."""
+        """Called when `queued` of an end is above `high_water_bytes`."""
         if not end.congested:
             end.congested = end.odd = True
             self._notify(now_ns, end, Congested(end.peer.name))
@@ -285,8 +287,8 @@ class Network:
             self._notify(now_ns, end, Writable(end.peer.name))
 
     def _notify(self, now_ns: int, end: End, inp: Any) -> None:
-        """Give an end's node an input while an effect is performed. The input goes through the
-        agenda, and is dropped if the session is not current any more."""
+        """Give an end's node an input. This is called while an effect is performed, so the input
+        goes through the agenda. It is dropped if the node has another session by then."""
         self.agenda.push(now_ns, CALL, self._notify_now, (end, inp))
 
     def _notify_now(self, now_ns: int, end: End, inp: Any) -> None:
@@ -309,7 +311,7 @@ class Network:
         end.held = True
         self._moved(end, why)
         other.odd = True  # its messages in flight must not arrive any more
-        known = node.ends.get(peer.name) is end
+        known = node.ends.get(peer.name) is end  # else the node uses another session
         if known:
             del node.ends[peer.name]
         if other.state is OPENING and peer.ends.get(node.name) is not other:
@@ -350,7 +352,7 @@ class Network:
                 self._vanish(now_ns, theirs.other)
 
     def _vanish(self, now_ns: int, end: End) -> None:
-        """Take down the end of a crashed node; the other end learns it by a reset or a timeout."""
+        """Take down the end of a crashed node. The other end goes down by a reset or a timeout."""
         end.state = DOWN
         self._moved(end, STOPPED)
         other = end.other
@@ -377,7 +379,8 @@ class Network:
                 self._recheck(now_ns, end.other)
 
     def _recheck(self, now_ns: int, end: End) -> None:
-        """Bring one end up to date with the state of its paths; may be repeated."""
+        """Bring one end up to date with the state of its paths. Calling this again without a change
+        of the paths does nothing."""
         there = end.other
         end.follow()
         if end.path.cut:
@@ -404,13 +407,15 @@ class Network:
                 self._reset(now_ns, there)
 
     def _release(self, now_ns: int, end: End) -> None:
-        """The path from `end` is mended: messages that were held back arrive after its delay."""
+        """The path from `end` is mended: let messages that were held back (`stalled`) arrive after
+        the delay of the path."""
         flow_ns = now_ns + end.path.delay_ns + end.path.retransmit_ns(self.rng)
         end.flow_ns = max(end.flow_ns, flow_ns)
         end.flowing = True
         self.agenda.push(end.flow_ns, CALL, self._flow, (end,))
 
     def _flow(self, now_ns: int, end: End) -> None:
+        """Let the messages that were held back arrive."""
         if end.path.cut or now_ns < end.flow_ns:
             return  # the path was cut again; the next mend schedules another call
         end.flowing = False

@@ -1,4 +1,4 @@
-"""One simulated node: a disk, and a machine (state machine) that is created at each start."""
+"""One simulated node: a disk, and a state machine that is created at each start."""
 
 from collections import deque
 from collections.abc import Callable
@@ -53,16 +53,16 @@ class Node(_HotNode):
         self.factory: Factory | Machine = factory
         self.disk = MemoryDisk()
         self.machine: Machine | None = None
-        self.step: Callable[[int, Any], list[Any]] = _crashed
-        self.incarnation = 0
+        self.step: Callable[[int, Any], list[Any]] = _crashed  # the machine's, or a wrapper of it
+        self.incarnation = 0  # number of starts so far
         self.speaks: tuple[str, ...] = ()  # the protocols that peers learn with PeerUp
         self.wall_base_ns = wall_ns  # wall clock = this + the world's clock
         self.paused = False
-        self.busy = False  # computing, under a cost model
+        self.busy = False  # computing, if there is a cost model (costs.py)
         # True if inputs need special handling, because the node is crashed or paused, or because
         # there is a cost model.
         self.odd = True
-        self.paths: dict[str, Path] = {}
+        self.paths: dict[str, Path] = {}  # by peer
         self.forget()
 
     def forget(self) -> None:
@@ -73,7 +73,8 @@ class Node(_HotNode):
         self.quiet_until: dict[str, int] = {}  # peer → when the next attempt to connect may begin
         self.inbox: deque[Entry] = deque()  # arrived, not given to the machine yet
         self.unfinished: list[Any] | None = None  # effects not performed when the pause began
-        # Answers to give after the current sync (None: no sync is running), and after the next one.
+        # Answers from the disk to be given after the current sync (None: no sync is running), and
+        # after the next one. See disks.py.
         self.syncing: list[Any] | None = None
         self.unsynced: list[Any] = []
 

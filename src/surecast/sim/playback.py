@@ -55,16 +55,16 @@ PROGRESS_STEPS = 5_000
 
 
 class Difference(msgspec.Struct):
-    """The first step whose effects differ from the recorded ones."""
+    """The first step whose effects in the replay differ from the recorded ones."""
 
     node: str
     incarnation: int
     step: int  # number of the step in this life, from 1
     now_ns: int  # the argument of the machine's step
     inp: str
-    recorded: list[str]  # types of the effects
-    effects: list[str]  # the effects of the replay, in full
-    why: str
+    recorded: list[str]  # types of the recorded effects; a recording has no more of them
+    effects: list[str]  # the effects of the replay, with all fields
+    why: str  # how they differ, for people
 
     def __str__(self) -> str:
         place = f"{self.node}, life {self.incarnation}, step {self.step} at {self.now_ns} ns"
@@ -82,7 +82,7 @@ class Played(msgspec.Struct):
     lives: dict[str, int] = {}  # node → how many of its lives were played
     steps: int = 0
     effects: int = 0
-    span_ns: int = 0
+    span_ns: int = 0  # from the first step of all recordings to the last one played
     unclosed: list[str] = []  # recordings without an end: the process was killed, or still runs
     difference: Difference | None = None
 
@@ -130,19 +130,21 @@ def _record(trace: Trace, at_ns: int, node: str, inp: Any, effects: list[Any]) -
 
 
 class Life:
-    """One recording, and the machine that is stepped with its inputs."""
+    """One recording, and the machine that is stepped with the recorded inputs."""
 
     def __init__(self, path: Path, types: Types, builds: Mapping[str, Build]) -> None:
         self.path = path
-        self.closed = False
+        self.closed = False  # the end of the recording was reached, and the node was stopped there
         try:
             self.recording = Recording(_content(path), types)
             header = self.recording.header
             self.node, self.incarnation = header.node, header.incarnation
             self.disk = MemoryDisk()
             self._items = self.recording.items()
-            self._asked = 0  # number of storage effects so far that have an answer
-            self._tokens: dict[int, Token] = {}  # by number, of storage effects without an answer
+            # Storage effects are numbered in the order in which the machine returns them; a
+            # recorded answer has the number. Truncate gets no answer, so it gets no number.
+            self._asked = 0  # the last number
+            self._tokens: dict[int, Token] = {}  # number → token, for effects not answered yet
             self._first = self._next_step()
             self.machine = self._build(builds) if self._first is not None else None
         except SurecastError as error:
@@ -150,8 +152,9 @@ class Life:
         self.origin_ns = self._offset_ns = 0
         if self._first is not None:
             if not isinstance(self._first.inp, Start):
-                raise PeerError(f"{path}: the first input of a life is Start")
+                raise PeerError(f"{path}: the first input must be Start")
             self.origin_ns = self._first.inp.wall_ns
+            # Added to the `now_ns` of a step, this gives the wall clock's time.
             self._offset_ns = self.origin_ns - self._first.now_ns
 
     def _build(self, builds: Mapping[str, Build]) -> Machine:
@@ -169,7 +172,8 @@ class Life:
             raise PeerError(f"{header.build} cannot build {header.node}: {error!r}") from error
 
     def timed(self, order: int) -> Iterator[tuple[int, int, "Life", Step]]:
-        """Yield (time, `order`, this life, step) for each recorded step.
+        """Yield (time, `order`, this life, step) for each recorded step. `order` is a different
+        number for each life, so steps of several lives can be sorted even if they have equal times.
 
         The caller must perform a step before it asks for the next one: fetching the next step also
         applies the recorded differences of the disk.
@@ -194,8 +198,7 @@ class Life:
         return None
 
     def _adjust(self, item: Kept | Ends | Holed | Saved) -> None:
-        """Apply a recorded difference: content of the real disk that does not follow from the
-        effects."""
+        """Apply a recorded difference: content of the real disk that the effects do not explain."""
         disk = self.disk
         if isinstance(item, Kept):
             disk.append(item.log, [item.batch])
@@ -240,7 +243,7 @@ class Life:
         kind = type(inp)
         if kind not in ANSWERS:
             return inp
-        token = self._tokens.pop(inp.token, self)
+        token = self._tokens.pop(inp.token, self)  # `self` is no token: it stands for "unknown"
         if token is self:
             raise PeerError(
                 f"{self.path}: step {step.number} answers a storage effect that was not performed"

@@ -1,10 +1,10 @@
 """One end of a session: the state that a node has of its simulated connection to another node.
 
-network.py changes this state. In the common case, the simulator's loop checks only two flags of it.
-`odd` is set if messages that this end has sent need special handling when they arrive: the peer has
-not accepted the session, the path is or was cut, the end is closing or congested, or the other end
-is down. `held` is set if sending needs special handling: the end is not up, it is closing, or its
-path has loss or a bandwidth limit.
+network.py changes this state. In the common case, the simulator's loop checks only two flags of an
+end. `odd` is set if messages that this end has sent need special handling when they arrive: the
+peer has not accepted the session, the path is or was cut, the end is closing or congested, or the
+other end is down. `held` is set if sending needs special handling: the end is not up, it is
+closing, or its path has loss or a bandwidth limit.
 """
 
 from typing import Any
@@ -77,15 +77,15 @@ class End(_HotEnd):
     def __init__(self, node: Node, peer: Node, path: Path, opener: bool) -> None:
         self.node = node
         self.peer = peer
-        self.path = path
-        self.opener = opener
+        self.path = path  # from `node` to `peer`
+        self.opener = opener  # whether `node` began the session
         self.state = OPENING
         self.begun = False  # whether the opener's handshake is under way
-        self.closing = False
+        self.closing = False  # Close was called, or the peer's FIN has arrived
         self.odd = True
         self.last_ns = 0  # arrival time of the last message in flight
         self.queued = 0  # bytes sent, but not yet processed by the peer
-        self.congested = False
+        self.congested = False  # Congested was given to the machine, Writable not yet
         self.waiting = NOTHING  # messages to send when up
         self.after = NOTHING  # messages sent after Close
         self.stalled = NOTHING  # messages that were due while the path was cut
@@ -95,7 +95,7 @@ class End(_HotEnd):
         self.cut = False  # whether the path was cut at the last check
         self.missed = False  # the handshake failed because a path was cut
         self.watched = False  # a timeout is running, because one direction is cut
-        self.watch = 0  # number of the valid timeout; incremented to cancel it
+        self.watch = 0  # number of the valid timeout; incremented to cancel that timeout
         self.seen = self.phase  # the phase at the last check against the state table
         self.follow()
 
@@ -124,7 +124,7 @@ class End(_HotEnd):
             assert not self.opener or self.other.state is not UP, "accepted before it was opened"
 
     def follow(self) -> None:
-        """Update the fields that each send uses from the path and the state."""
+        """Derive the fields that each send uses (see `_HotEnd`) from the path and the state."""
         self.delay_ns = self.path.delay_ns
         self.jitter_ns = self.path.jitter_ns
         self.held = self.state is not UP or self.closing or not self.path.plain

@@ -12,15 +12,15 @@ __all__ = ["BASE_BYTES", "Sizes", "enclosed_bytes"]
 
 BASE_BYTES = 64  # header, tag and small fields of any message
 
-_SCALARS = (int, float, bool, str, type(None))
+_SCALARS = (int, float, bool, str, type(None))  # fields of these types are part of BASE_BYTES
 
 
 class Sizes:
     """Computes the sizes of messages.
 
-    The size of a message is its attribute `nbytes`, if it has one. Otherwise it is 64 plus the
-    sizes of the batches and buffers in its fields. A message enclosed in another one (`Enclosed`)
-    has the same size as if it were sent separately.
+    The size of a message is its attribute `nbytes`, if it has one. Otherwise it is BASE_BYTES plus
+    the sizes of the batches, bytes and collections in its fields. A message enclosed in another one
+    (`Enclosed`) has the same size as if it were sent separately.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ def _large_fields(kind: type) -> dict[str, Any]:
         return dict.fromkeys(getattr(kind, "__slots__", ()), Any)
     try:
         fields = msgspec.structs.fields(kind)
-    except Exception:  # hints that cannot be resolved: look into every field
+    except Exception:  # type hints that cannot be resolved: look into every field
         return dict.fromkeys(kind.__struct_fields__, Any)
     return {field.name: field.type for field in fields if field.type not in _SCALARS}
 
@@ -82,12 +82,13 @@ def _payload(value: Any) -> int:
 
 def enclosed_bytes(enclosed: Enclosed) -> int:
     """The size of the enclosed message, as if it were sent separately."""
-    return _ENCLOSED.of(enclosed.message)
+    return _ENCLOSED_SIZES.of(enclosed.message)
 
 
 def _item(value: Any) -> int:
+    """The bytes of an item of a collection, or of a field of a nested struct."""
     kind = type(value)
     return 8 if kind is int or kind is str or kind is float else _payload(value)
 
 
-_ENCLOSED = Sizes()
+_ENCLOSED_SIZES = Sizes()

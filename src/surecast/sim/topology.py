@@ -35,7 +35,8 @@ def mesh(
     within: Link = LAN,
     delays_ns: Mapping[tuple[str, str], int] | None = None,
 ) -> Topology:
-    """Links between all pairs of sites. `delays_ns[a, b]` (or [b, a]) overrides the delay."""
+    """Links between all pairs of sites. `delays_ns[a, b]` (or [b, a]) is the delay between `a` and
+    `b`, if it differs from the delay of `between`."""
     links = _within(sites, within)
     delays = dict(delays_ns or {})
     for a in sites:
@@ -45,7 +46,7 @@ def mesh(
                 links[a, b] = msgspec.structs.replace(between, delay_ns=delay_ns)
     for pair in delays:
         if pair not in links:
-            raise UsageError(f"a delay for {pair}, which are not two of the sites")
+            raise UsageError(f"delays_ns has {pair}, but not both of these are sites")
     return Topology(tuple(sites), links)
 
 
@@ -68,7 +69,8 @@ def _routed(
     """Links between all sites. A link of n hops has n times the delay of one hop, and the same
     bandwidth.
 
-    A cut affects only the two sites it names, not other paths whose hops lead through them.
+    A cut between two sites affects only their own link. It does not affect links of several hops
+    that would lead through these sites.
     """
     links = _within(sites, within)
     for pair, count in hops.items():

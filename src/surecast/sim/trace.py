@@ -1,4 +1,4 @@
-"""The trace of a simulation: a record with one row per input, effect and fault.
+"""The trace of a simulation: a table with one row for each input, effect and fault.
 
 A step of a machine is one input and its effects. While the simulation runs, a step only adds a
 tuple (time, node, input, effects) to a list. From time to time, these tuples are packed into
@@ -33,8 +33,10 @@ INPUT, EFFECT, FAULT = KINDS
 
 STEPS_MAX = 100  # steps packed at a time: few enough to be still in the CPU's cache
 
-Row = tuple[int, str, str, str, str, str, int, int, int]
-Step = tuple[int, str, Any, Any]  # at_ns, node, input, effects; a fault's text, no effects
+Row = tuple[int, str, str, str, str, str, int, int, int]  # in the order of COLUMNS
+# (at_ns, node, input, effects). A fault is stored in the same form: its text in place of the input,
+# and no effects.
+Step = tuple[int, str, Any, Any]
 
 
 class _Codes(dict[type, int]):
@@ -45,6 +47,7 @@ class _Codes(dict[type, int]):
         return number
 
     def of(self, things: Iterable[Any]) -> bytes:
+        """The numbers of the types of `things`, 4 bytes each."""
         return array("I", map(self.__getitem__, map(type, things))).tobytes()
 
 
@@ -55,11 +58,12 @@ class Trace:
         self.keep = keep
         self.sizes = Sizes()  # replaced by the world's, which knows all types of messages
         self._steps: list[Step] = []
-        # For each pack: the steps, and the types of their inputs, effects and emitted events.
+        # A pack has four parts: the encoded steps, and the types (`_Codes.of`) of their inputs, of
+        # their effects, and of the events of Emit effects.
         self._packs: list[tuple[bytes, ...]] = []
-        self._hashes = [hashlib.sha256() for _ in range(4)]
+        self._hashes = [hashlib.sha256() for _ in range(4)]  # of each part, over all packs
         self._codes = _Codes()
-        self._count = 0
+        self._count = 0  # rows packed so far
         self.record = self._steps.append  # called by the world's loop, once per step
 
     # ------------------------------------------------------------ writing
@@ -113,15 +117,16 @@ class Trace:
             inputs, effects, emitted = (
                 iter([kinds[c] for c in array("I", part)]) for part in codes
             )
+            # Each step has one input, whose type takes 4 bytes.
             for at_ns, node, inp, out in _decode(steps, len(codes[0]) // 4):
                 kind = next(inputs)
-                if kind is str:
+                if kind is str:  # the text of a fault
                     yield (at_ns, node, FAULT, inp, "", "", 0, 0, 0)
                     continue
                 yield (at_ns, node, INPUT, *_describe(kind, inp, messages))
                 for effect in out:
                     kind = next(effects)
-                    if kind is Emit:
+                    if kind is Emit:  # `_describe` looks the type of the event up under "event"
                         messages["event"] = next(emitted)
                     yield (at_ns, node, EFFECT, *_describe(kind, effect, messages))
 
@@ -146,8 +151,8 @@ class Trace:
 
 # ---------------------------------------------------------------- packing
 
-# The first items of the lists that stand for batches and enclosed messages in packed values:
-_BATCH = "batch"  # [_BATCH, lo, hi, nbytes, ...]
+# In packed values, lists stand for batches and enclosed messages (`_pack_other`). They begin with:
+_BATCH = "batch"  # [_BATCH, lo, hi, nbytes, kind, rows, body_crc]
 _ENCLOSED = "enclosed"  # [_ENCLOSED, nbytes, message]
 
 
@@ -172,13 +177,14 @@ def _encode(steps: list[Step]) -> bytes:
         packed = _ENCODER.encode(steps)
     except _UNPACKABLE:
         return b"".join(map(_encode_one, steps))
+    # The header of a MessagePack array has 1, 3 or 5 bytes, depending on the number of items.
     return packed[1 if len(steps) < 16 else 3 if len(steps) < 1 << 16 else 5 :]
 
 
 def _encode_one(step: Step) -> bytes:
     try:
         return _ENCODER.encode(step)
-    except _UNPACKABLE:  # it may hold a dict whose keys are not text; these cannot be sorted
+    except _UNPACKABLE:  # for example, a dict has keys that cannot be sorted (not text)
         try:
             return _UNSORTED.encode(_unfolded(step))
         except _UNPACKABLE:  # for example numbers that are too large
@@ -210,6 +216,7 @@ def _unfolded(value: Any) -> Any:
 
 
 def _decode(steps: bytes, count: int) -> Any:
+    """Decode `count` steps, after adding the header of an array with this number of items."""
     return msgspec.msgpack.decode(b"\xdd" + count.to_bytes(4, "big") + steps)
 
 
@@ -217,10 +224,11 @@ def _decode(steps: bytes, count: int) -> Any:
 
 
 def _describe(kind: type, value: Any, types: dict[str, type]) -> tuple[Any, ...]:
-    """(type, peer, stream, lo, hi, size) of a packed input or effect."""
+    """(type, peer, stream, lo, hi, size) of a packed input or effect. `types`: the types of
+    messages by name, and under "event" the type of an Emit's event."""
     fields = _fields(kind, value)
     label, size = label_of(kind), 0
-    about = fields
+    about = fields  # the fields that `stream`, `lo` and `hi` are taken from
     if "message" in fields:
         packed = fields["message"]
         name = _tag(packed)
@@ -234,15 +242,17 @@ def _describe(kind: type, value: Any, types: dict[str, type]) -> tuple[Any, ...]
 
 
 def _fields(kind: type, value: Any) -> dict[str, Any]:
+    """The fields of a packed struct by name; it is a dict, or a list that may begin with a tag."""
     if isinstance(value, dict):
         return value
     names = getattr(kind, "__struct_fields__", ())
     if not isinstance(value, list) or len(value) < len(names):
         return {}
-    return dict(zip(names, value[len(value) - len(names) :], strict=True))  # after the tag
+    return dict(zip(names, value[len(value) - len(names) :], strict=True))
 
 
 def _tag(packed: Any) -> str:
+    """The tag of a packed message, which names its type."""
     if isinstance(packed, dict):
         return str(packed.get("type", ""))
     return str(packed[0]) if isinstance(packed, list) and packed else ""
@@ -268,7 +278,7 @@ def _is_batch(value: Any) -> bool:
 
 
 def _span(fields: dict[str, Any]) -> tuple[str, int, int]:
-    """The stream (or log, timer, token, state), and the positions."""
+    """(stream, lo, hi) of a row. In place of a stream it may be a log, timer, token or state."""
     about = next((fields[n] for n in ("log", "stream", "key", "name", "token") if n in fields), "")
     if isinstance(about, bytes):
         about = about[:4].hex()

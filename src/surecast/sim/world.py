@@ -28,7 +28,7 @@ from surecast.storage.memory import MemoryDisk
 
 __all__ = ["World"]
 
-WALL_NS = 1_750_000_000 * SECOND  # the default start of wall clocks
+WALL_NS = 1_750_000_000 * SECOND  # what wall clocks show at the start, by default (June 2025)
 
 
 class World(Loop):
@@ -55,8 +55,8 @@ class World(Loop):
         self._start(node)
 
     def at(self, at_ns: int, name: str, inp: Any) -> None:
-        """Give a node an input at a given time. The input is lost if the node is down then; a
-        restart before that time does not matter."""
+        """Give a node an input at a given time. The input is lost if the node is down at that time.
+        If the node was restarted before that time, it gets the input."""
         self.agenda.push(max(at_ns, self.now_ns), INPUT, self._node(name), None, inp)
 
     def call(self, at_ns: int, fn: Callable[["World"], Any]) -> None:
@@ -96,7 +96,7 @@ class World(Loop):
     # ------------------------------------------------------------ links
 
     def set_link(self, a: str, b: str, link: Link, *, two_way: bool = True) -> None:
-        """Join nodes or sites by `link`; `mend` restores this link."""
+        """Connect two nodes or sites by `link`. It applies again when `mend` ends a `degrade`."""
         for x, y in _directions(a, b, two_way):
             self.network.wiring.set_link(x, y, link)
         self.network.rewire(self.now_ns)
@@ -135,7 +135,8 @@ class World(Loop):
     # ------------------------------------------------------------ nodes' faults
 
     def crash(self, name: str, *, lose_unsynced: bool = True) -> None:
-        """Crash a node. A random prefix of its unsynced changes survives."""
+        """Crash a node. Of the changes that its disk has not synced yet, a random prefix survives;
+        all of them, if not `lose_unsynced`."""
         node = self._node(name)
         if node.machine is None:
             return
@@ -171,7 +172,8 @@ class World(Loop):
             self.agenda.push(self.now_ns, CALL, self._catch_up, (node, node.incarnation))
 
     def jump_clock(self, name: str, delta_ns: int) -> None:
-        """Step a node's wall clock; `now_ns`, which machines use for timers, is not changed."""
+        """Change a node's wall clock by `delta_ns`. `now_ns`, which machines use for timers, stays
+        the same."""
         node = self._node(name)
         self._fault(name, f"clock {delta_ns:+}")
         node.wall_base_ns += delta_ns
@@ -180,7 +182,7 @@ class World(Loop):
             self.agenda.push(self.now_ns, INPUT, node, node.incarnation, inp)
 
     def fail_disk(self, name: str, reason: str) -> None:
-        """`disk(name).fail(reason)`, recorded in the trace."""
+        """Let all writes of a node fail with `reason` ("full" or "io"), until `heal_disk`."""
         self._fault(name, f"disk {reason}")
         self.disk(name).fail(reason)
 
@@ -211,13 +213,17 @@ class World(Loop):
     def damage(self, name: str, kind: str, rng: Random, share: float = 1.0) -> bool:
         """Damage the disk of a crashed node; False if there is nothing to damage.
 
-        "record": one position in the first `share` of a log cannot be read.
-        "segment": up to 50 such positions cannot be read, in each of several logs.
-        "journal": changes since the last copy are lost, and the state DAMAGE says so.
+        `kind` is the part of a real disk that is damaged:
+        "record": one position of one log cannot be read.
+        "segment": up to 50 consecutive positions cannot be read, in each of several logs.
+        "journal": changes since the last `copy_disk` are lost, and the state DAMAGE says so.
         "manifest": all states are lost, and the state DAMAGE says so.
+
+        `share`: only positions in this part of a log, from its beginning, become unreadable.
         """
         disk = self._crashed(name).disk
-        failing, disk.failing = disk.failing, ""  # damage needs no room
+        # A disk can be damaged even while its writes fail (`fail_disk`).
+        failing, disk.failing = disk.failing, ""
         try:
             return self._damage(name, kind, rng, share)
         finally:
@@ -265,7 +271,8 @@ class World(Loop):
         node.start()
         if self.validate and node.machine is not None:
             step = watched(node.machine, self.met)
-            if node.step == node.machine.step:  # otherwise it is wrapped, for example by a recorder
+            # If they differ, `node.step` is a wrapper that must stay, for example of a recorder.
+            if node.step == node.machine.step:
                 node.step = step
         node.odd = self.costs is not None
         start = Start(self.wall_ns(node.name), node.incarnation)
@@ -291,4 +298,5 @@ def _directions(a: str, b: str, two_way: bool) -> list[tuple[str, str]]:
 
 
 def _spell(a: str, b: str, two_way: bool) -> str:
+    """How the trace shows the link of a fault."""
     return f"{a} {b} {'two-way' if two_way else 'one-way'}"

@@ -13,7 +13,9 @@ from tests.protocols.nakcast.stage import INFO, OTHER_INFO, Log, server
 
 def time_between_beacons() -> None:
     NakcastConfig("east", idle_beacon_ns=IDLE_BEACON_NS_MAX).validate()
-    with pytest.raises(ConfigError, match=f"to {IDLE_BEACON_NS_MAX}: readers leave silent servers"):
+    with pytest.raises(
+        ConfigError, match=f"to {IDLE_BEACON_NS_MAX}: readers leave a silent server"
+    ):
         NakcastConfig("east", idle_beacon_ns=IDLE_BEACON_NS_MAX + 1).validate()
 
 

@@ -8,7 +8,9 @@ from surecast.core.types import MS, SECOND, Peer
 
 __all__ = ["NakcastConfig", "ReaderConfig"]
 
-IDLE_BEACON_NS_MAX = 1 * SECOND  # a third of ReaderConfig.idle_ns
+# A third of the default of ReaderConfig.idle_ns, after which a reader leaves a silent server: two
+# beacons in a row may be lost before that.
+IDLE_BEACON_NS_MAX = 1 * SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +19,21 @@ class NakcastConfig:
 
     region: str
     owners: Mapping[str, str] = field(default_factory=dict)  # prefix of stream names → region
-    repair_max: int = 100_000  # newest positions that are sent again; older ones are lost
+    # How many of the newest positions of a stream are sent again on request. A reader that is
+    # further behind loses the older ones.
+    repair_max: int = 100_000
     beacon_ns: int = 20 * MS  # time between beacons; after it, a lost last batch is noticed
     idle_beacon_ns: int = 1 * SECOND  # the longest time between beacons of an idle stream
-    # A larger batch is split; a larger single event is sent over the session.
+    # A larger batch is split. A single event that is larger is sent over the session.
     datagram_bytes_max: int = 8 << 10
     answers_max: int = 128  # batches or void ranges in answer to one NAK
     answer_bytes_max: int = 64 << 10  # about how many bytes answer one NAK; a socket buffers them
-    reads_max: int = 16  # reads of the log for one stream in one pass
-    followers_max: int = 100_000  # readers times streams; more get nothing, and raise an alarm
-    alarm_ns: int = 60 * SECOND  # alarms end this long after the last loss or refusal
+    # Reads of the log for one stream in one pass (the inputs that a server processes together).
+    reads_max: int = 16
+    # Readers of all streams at this replica; a reader of two streams counts twice. Further readers
+    # get nothing, and raise an alarm.
+    followers_max: int = 100_000
+    alarm_ns: int = 60 * SECOND  # alarms end this long after the last loss or refused reader
 
     def validate(self) -> None:
         for key in (
@@ -42,12 +49,12 @@ class NakcastConfig:
         check(self, "answers_max", self.answers_max <= 256, "at most 256")
         check(self, "answer_bytes_max", self.answer_bytes_max <= 1 << 20, f"at most {1 << 20}")
         check(self, "beacon_ns", self.beacon_ns >= 1 * MS, f"at least {1 * MS}")
-        least, most = 512, 60_000
+        least, most = 512, 60_000  # a header has to fit in, too; a UDP datagram has below 64 KiB
         fits = least <= self.datagram_bytes_max <= most
-        check(self, "datagram_bytes_max", fits, f"{least} to {most}: a batch and its header fit")
+        check(self, "datagram_bytes_max", fits, f"allowed are {least} to {most} bytes")
         slower = self.beacon_ns <= self.idle_beacon_ns <= IDLE_BEACON_NS_MAX
         wanted = (
-            f"beacon_ns ({self.beacon_ns}) to {IDLE_BEACON_NS_MAX}: readers leave silent servers"
+            f"beacon_ns ({self.beacon_ns}) to {IDLE_BEACON_NS_MAX}: readers leave a silent server"
         )
         check(self, "idle_beacon_ns", slower, wanted)
 
@@ -57,13 +64,16 @@ class ReaderConfig:
     """The configuration of a reader."""
 
     servers: tuple[Peer, ...]  # of the region; each of them can serve the reader
-    window: int = 256  # most early batches that are held, and most missing ranges in one NAK
-    held_bytes_max: int = 8 << 20  # most bytes of early batches of one stream
-    asks_max: int = 2  # most streams with an open NAK
+    # Most batches of one stream that are held because earlier positions are missing, and most
+    # missing ranges in one NAK.
+    window: int = 256
+    held_bytes_max: int = 8 << 20  # most bytes of these batches
+    asks_max: int = 2  # most streams with a NAK that is not answered yet
     nak_ns: int = 20 * MS  # the shortest time without an answer before a NAK is sent again
     nak_ns_max: int = 1 * SECOND  # the longest such time
     idle_ns: int = 3 * SECOND  # if a server is silent for this long, use the next server
-    # If a server sends nothing new for this long, use the next one: it may have left its chain.
+    # If a server sends no new events for this long, use the next server, because this one may no
+    # longer be a member of its chain, and then gets no new events.
     stale_ns: int = 10 * SECOND
 
     def validate(self) -> None:

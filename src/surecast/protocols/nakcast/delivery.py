@@ -15,7 +15,7 @@ __all__ = ["Nakcast"]
 
 class Nakcast:
     """Delivery by datagrams to the readers of one region. A reader that falls far behind loses
-    positions, and reports which."""
+    positions, and reports which. (`core.endpoint.Delivery` explains the attributes.)"""
 
     name = "nakcast"
     ordered = True

@@ -1,4 +1,5 @@
-"""A reader's machine: puts batches in order, requests missing ranges (NAK), and reports losses."""
+"""A reader's state machine: puts batches in order, requests missing ranges with a negative
+acknowledgement (NAK), and reports losses."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from surecast.protocols.nakcast.messages import Beacon, Data, Gone, Join, Leave,
 
 __all__ = ["Reader"]
 
+# The reason that `Lost` gives to the application.
 WHY = "older than what is sent again (nakcast.repair_max)"
 
 
@@ -33,16 +35,21 @@ class Followed:
 
     next: int  # all positions below are delivered or reported as lost
     joined_ns: int  # when the last Join was sent
-    end: int = 1  # of the stream, by the last beacon or batch
-    heard_ns: int = -1 << 62  # when its last beacon came
+    # Positions below exist, so missing ones can be requested. From the last beacon or batch.
+    end: int = 1
+    heard_ns: int = -1 << 62  # when the last beacon of the stream came
     number: int = 0  # of the last NAK
     asked_ns: int = 0  # when the last NAK was sent
-    answered_ns: int = 0  # when the last part of its answer came; `asked_ns` until the first part
-    held: dict[int, Batch] = field(default_factory=dict)  # early batches, by first position
-    held_bytes: int = 0
+    # When the last part of the answer to this NAK came. Equal to `asked_ns` before the first part.
+    answered_ns: int = 0
+    # Batches that wait for missing positions below them, by their first position.
+    held: dict[int, Batch] = field(default_factory=dict)
+    held_bytes: int = 0  # of all batches in `held`
 
 
 class Reader(HandlerMachine):
+    """Follows streams at one server at a time; changes to the next server if that one fails."""
+
     handlers: ClassVar[dict[type, str]] = {
         Data: "_on_data",
         Beacon: "_on_beacon",
@@ -60,14 +67,16 @@ class Reader(HandlerMachine):
         super().__init__(counters)
         self.config = config
         self.streams: dict[LogId, Followed] = {}
-        self.behind: dict[LogId, None] = {}  # streams that may miss ranges, in the order of NAKs
-        self.asking: dict[LogId, None] = {}  # streams with an open NAK
-        self.wait_ns = config.nak_ns  # time to wait for an answer, by the measured round trips
+        # Streams that may have missing ranges, in the order in which NAKs are sent for them.
+        self.behind: dict[LogId, None] = {}
+        self.asking: dict[LogId, None] = {}  # streams whose last NAK is not fully answered
+        self.wait_ns = config.nak_ns  # how long to wait for an answer, from measured round trips
         self.has_timer = False  # the timer "nak" is set
         self.target = 0  # the current server, as an index of `config.servers`
-        self.progress_ns = 0  # when something new was last received
+        # When positions of any stream were last delivered or reported lost, or the server changed.
+        self.progress_ns = 0
 
-    # ------------------------------------------------------------ the server
+    # ------------------------------------------------------------ choosing a server
 
     @property
     def _server(self) -> Peer:
@@ -141,7 +150,7 @@ class Reader(HandlerMachine):
             if is_end(batch):
                 self.out.append(Emit(Ended(batch.stream_id, batch.hi)))
             return
-        followed.end = max(followed.end, batch.lo)
+        followed.end = max(followed.end, batch.lo)  # only positions below it may be missing
         if batch.lo > followed.next:
             held, room = followed.held, len(followed.held) < config.window
             if batch.lo not in held and room and followed.held_bytes < config.held_bytes_max:
@@ -149,11 +158,12 @@ class Reader(HandlerMachine):
                 followed.held_bytes += batch.nbytes
             self.behind[batch.stream_id] = None
             self._set_timer()
-            return  # a batch for which there was no room is requested again
+            return  # a batch for which there was no room in `held` is requested later
         self._deliver(followed, [batch])
 
     def _deliver(self, followed: Followed, ready: list[Batch]) -> None:
-        """Deliver `ready`, and the held batches that follow without a gap. Overlaps are cut."""
+        """Deliver `ready`, and the held batches that follow without a gap. Of batches that overlap,
+        each position is delivered once."""
         stream, fresh = ready[0].stream_id, []
         while ready:
             batch = ready.pop()
@@ -162,7 +172,7 @@ class Reader(HandlerMachine):
                 fresh.append(batch if batch.lo == start else batch.slice(start, batch.hi))
                 followed.next = batch.hi
             reached = [lo for lo in followed.held if lo <= followed.next]
-            for lo in sorted(reached, reverse=True):
+            for lo in sorted(reached, reverse=True):  # the lowest last: `ready.pop` takes it first
                 ready.append(followed.held.pop(lo))
                 followed.held_bytes -= ready[-1].nbytes
         self.progress_ns = self.now_ns
@@ -179,7 +189,7 @@ class Reader(HandlerMachine):
         if message.answers and message.answers == followed.number and stream in self.asking:
             self.wait_ns = self._wait_ns(followed)
             del self.asking[stream]
-            self.behind.pop(stream, None)  # inserted again below, as the last: others come first
+            self.behind.pop(stream, None)  # if inserted again below, it comes after the others
         if followed.next < followed.end:
             self.behind[stream] = None
         self._ask()
@@ -187,20 +197,21 @@ class Reader(HandlerMachine):
     # ------------------------------------------------------------ NAKs
 
     def _wait_ns(self, followed: Followed) -> int:
-        """How long to wait for the next answer: twice as long as this one took, within limits."""
+        """How long to wait for an answer from now on: twice as long as this one took, within
+        `nak_ns` and `nak_ns_max`."""
         wait_ns = 2 * (self.now_ns - followed.asked_ns)
         return min(max(wait_ns, self.config.nak_ns), self.config.nak_ns_max)
 
     def _answered(self, stream: LogId, followed: Followed) -> None:
-        """Note that a part of an answer came. The first part of an answer may shorten `wait_ns`,
-        which is doubled for each NAK that is lost."""
+        """Note that a message came, perhaps a part of an answer. The first part of an answer may
+        shorten `wait_ns`, which is doubled for each NAK without any answer."""
         if stream in self.asking and followed.answered_ns == followed.asked_ns:
             self.wait_ns = min(self.wait_ns, self._wait_ns(followed))
         followed.answered_ns = self.now_ns
 
     def _ask(self) -> None:
         """Send NAKs for streams with missing ranges, for at most `asks_max` streams at a time. The
-        next NAK for a stream is sent only after the answer to the previous one."""
+        next NAK for a stream is sent only when the previous one was answered, or given up."""
         for stream in list(self.behind):
             if len(self.asking) >= self.config.asks_max:
                 break
@@ -209,7 +220,7 @@ class Reader(HandlerMachine):
             del self.behind[stream]
             followed = self.streams[stream]
             if holes := self._holes(followed):
-                self.behind[stream] = self.asking[stream] = None
+                self.behind[stream] = self.asking[stream] = None  # insert in both
                 followed.asked_ns = followed.answered_ns = self.now_ns
                 followed.number += 1
                 nak = Nak(stream, tuple(holes), followed.number)
@@ -218,12 +229,13 @@ class Reader(HandlerMachine):
             self._set_timer()
 
     def _look_for_answers(self) -> None:
-        """G2: repeat NAKs without an answer, after longer and longer waits."""
+        """G2: give up NAKs whose answer does not come, or stops coming; `_ask` sends new ones."""
         for stream in list(self.asking):
             followed = self.streams[stream]
             if self.now_ns - followed.answered_ns >= self.wait_ns:
                 del self.asking[stream]
-                # Wait longer if the whole answer is missing. Otherwise only its end was lost.
+                # Wait longer next time if no part of the answer came. Otherwise only its end was
+                # lost, and the time to wait is long enough.
                 if followed.answered_ns == followed.asked_ns:
                     self.wait_ns = min(2 * self.wait_ns, self.config.nak_ns_max)
         self._ask()
@@ -234,6 +246,7 @@ class Reader(HandlerMachine):
             self.out.append(SetTimer("nak", self.now_ns + self.wait_ns))
 
     def _holes(self, followed: Followed) -> list[tuple[int, int]]:
+        """The missing ranges (lo, hi), lowest first: neither delivered nor held."""
         holes: list[tuple[int, int]] = []
         lo, end = followed.next, followed.end
         for start in sorted(followed.held):
@@ -253,7 +266,7 @@ class Reader(HandlerMachine):
             return
         self._answered(stream, followed)
         if not message.lo <= followed.next < message.hi:
-            return
+            return  # it answers an earlier NAK, or lower positions are still missing: ask for them
         for void in message.voids:
             if void.stream_id == stream and not void.rows and void.hi <= message.hi:
                 self._lose(stream, followed, void.lo)

@@ -15,6 +15,8 @@ NAMED_MAX = 5  # streams that alarms list by name; the others are only counted
 
 
 class NakcastObserver:
+    """Reports the state of the server side (`core.roles.Observer`)."""
+
     codes: Mapping[str, Code] = {
         "readers-losing": Code(
             "A reader of this stream (delivery nakcast) is more than nakcast.repair_max positions "
@@ -57,7 +59,8 @@ class NakcastObserver:
         server = _server(layers)
         lost = server.counters["nakcast.positions-lost"]
         yield Metric("nakcast_followers", "readers of nakcast streams here", server.followers)
-        yield Metric("nakcast_positions_lost", "lost to readers, since the start", lost)
+        lost_help = "positions that were reported to readers as lost, since the start"
+        yield Metric("nakcast_positions_lost", lost_help, lost)
 
 
 def _server(layers: Layers) -> NakcastServer:
@@ -67,6 +70,8 @@ def _server(layers: Layers) -> NakcastServer:
 
 
 class NakcastRole:
+    """Implements `core.roles.Role`, which explains the members."""
+
     name = LAYER
     delivery = DELIVERY
     config = NakcastConfig

@@ -47,15 +47,15 @@ __all__ = ["DELIVERY", "LAYER", "NakcastServer"]
 
 DELIVERY = "nakcast"  # the value of `StreamInfo.delivery`
 LAYER = "nakcast"  # the name of this layer in a replica, which is also the name of the role
-VOID_BYTES = 160  # most bytes of a void range in a message
+VOID_BYTES = 160  # an upper bound for the bytes of one void range in a message
 
 
 @dataclass(slots=True)
 class Group:
-    """The readers of one stream at this replica."""
+    """The readers of one stream at this replica (its *followers*)."""
 
     sent: int  # all positions below were sent once
-    interval_ns: int  # between beacons; it grows while the stream is idle
+    interval_ns: int  # between beacons; it is doubled after each beacon while the stream is idle
     due_ns: int  # when the next beacon is due
     event_bytes: float = 100.0  # estimated size of an event, from what was last sent again
     followers: dict[Peer, None] = field(default_factory=dict)
@@ -65,8 +65,8 @@ class Group:
 class Room:
     """How much may still be sent in answer to one NAK."""
 
-    answers: int
-    nbytes: int
+    answers: int  # messages, each with a batch or a void range
+    nbytes: int  # of their batches
 
     @property
     def is_left(self) -> bool:
@@ -103,16 +103,17 @@ class NakcastServer(HandlerMachine):
         self.config = config
         self.service = service
         self.streams: dict[LogId, None] = {}  # of this delivery
-        self.groups: dict[LogId, Group] = {}
+        self.groups: dict[LogId, Group] = {}  # only streams that have followers here
         self.followers = 0  # of all groups
-        self.unsent: dict[LogId, None] = {}  # streams with more to send than fits into one pass
-        self.congested: dict[Peer, None] = {}
-        self.is_head, self.is_clean = False, True
+        # Streams with more events to send than one pass may send (`reads_max`).
+        self.unsent: dict[LogId, None] = {}
+        self.congested: dict[Peer, None] = {}  # readers whose session takes no more for now
+        self.is_head, self.is_clean = False, True  # as in RoleChanged
         # For alarms: positions lost by stream, and joins refused (one reader may be refused many
         # times). Both are cleared `alarm_ns` after the last loss or refusal.
         self.losing: dict[LogId, int] = {}
         self.refused = 0
-        self.has_timer = False
+        self.has_timer = False  # the timer "beacon" is set
 
     # ------------------------------------------------------------ events of the service
 
@@ -162,7 +163,7 @@ class NakcastServer(HandlerMachine):
     def _on_join(self, peer: Peer, message: Join) -> None:
         stream, config = message.stream, self.config
         end = self.service.shown_end(stream)
-        if stream not in self.streams or not end:
+        if stream not in self.streams or not end:  # 0: the stream service does not know it
             self.counters["nakcast.unknown-stream"] += 1
             return  # without an answer, the reader joins again, here or at another replica
         group = self.groups.get(stream)
@@ -249,7 +250,8 @@ class NakcastServer(HandlerMachine):
         return group.sent < self.service.shown_end(stream)
 
     def _pieces(self, batch: Batch) -> Iterator[Batch]:
-        """Split a batch so that the parts fit into a datagram; a single event is not split."""
+        """Split a batch so that the parts fit into a datagram. A single event cannot be split, and
+        a void range (no rows) is small however many positions it has."""
         if batch.nbytes <= self.config.datagram_bytes_max or batch.count == 1 or not batch.rows:
             yield batch
         else:
@@ -258,11 +260,14 @@ class NakcastServer(HandlerMachine):
             yield from self._pieces(batch.slice(middle, batch.hi))
 
     def _send_piece(self, peer: Peer, message: Data) -> None:
+        """Send a datagram; or, if the event is too large for that, use the session. If the session
+        is congested, too, send nothing: the reader will request the event with a NAK."""
         fits = message.batch.nbytes <= self.config.datagram_bytes_max
-        if fits or peer not in self.congested:  # else it is not sent, and the reader sends a NAK
+        if fits or peer not in self.congested:
             self.out.append(Send(peer, message, reliable=not fits))
 
     def _alarm(self) -> None:
+        """Let alarms end `alarm_ns` from now, not earlier."""
         self.out.append(SetTimer("calm", self.now_ns + self.config.alarm_ns))
 
     def _on_timer(self, inp: TimerFired) -> None:
@@ -283,28 +288,29 @@ class NakcastServer(HandlerMachine):
             self.out.append(SetTimer("beacon", self.now_ns + config.beacon_ns))
 
     def _send_end(self, stream: LogId, peers: Iterable[Peer]) -> None:
-        """Send the End event, the last event of a deleted stream. A reader that begins after it
-        misses no position, so it would never request it."""
+        """If the stream is deleted, send its last event (the End event). A reader that begins at
+        the position after this event misses nothing, so it would never request the event."""
         for batch in self.service.end_event(stream):
             self.out += [Send(peer, Data(batch), reliable=False) for peer in peers]
 
     # ------------------------------------------------------------ answering
 
     def _on_nak(self, peer: Peer, message: Nak) -> None:
-        """Answer a NAK. The peer is not trusted: any numbers are accepted, and the work for one NAK
-        is bounded."""
+        """Answer a NAK. The reader is not trusted: its ranges may have any numbers, and the work
+        for one NAK is bounded."""
         stream, config = message.stream, self.config
         group = self.groups.get(stream)
         if group is None or peer not in group.followers:
             return
         end = self.service.shown_end(stream)
-        floor = max(1, end - config.repair_max)
+        floor = max(1, end - config.repair_max)  # positions below are not sent again
         room = Room(config.answers_max, config.answer_bytes_max)
         has_sent_gone = False
         for first, last in message.holes[: config.answers_max]:
             lo, hi = max(first, 1), min(last, end)
             if lo < min(hi, floor):
-                if not has_sent_gone:  # once: the reader sends another NAK for other old ranges
+                # Only one Gone in an answer. The reader sends another NAK for other old ranges.
+                if not has_sent_gone:
                     self._tell_gone(peer, stream, lo, min(hi, floor))
                 has_sent_gone, lo = True, floor
             self._send_again(peer, stream, group, lo, hi, room)
@@ -313,7 +319,8 @@ class NakcastServer(HandlerMachine):
     def _send_again(
         self, peer: Peer, stream: LogId, group: Group, lo: int, hi: int, room: Room
     ) -> None:
-        """Send [lo, hi) from the log, as far as `room` allows. Not much more than this is read."""
+        """Send [lo, hi) from the log, as far as `room` allows. Not much more than this is read from
+        the log, because the number of positions is estimated from the size of recent events."""
         while lo < hi and room.is_left:
             upto = min(hi, lo + max(1, int(room.nbytes / group.event_bytes)))
             batches = self.service.readable(stream, lo, upto)
@@ -331,14 +338,15 @@ class NakcastServer(HandlerMachine):
             lo = batches[-1].hi
 
     def _tell_gone(self, peer: Peer, stream: LogId, lo: int, hi: int) -> None:
-        """Send Gone for [lo, hi), with the void ranges that fit into one message. If not all fit,
-        the message ends at a lower position, and the reader sends a NAK for the rest."""
+        """Send Gone for [lo, hi), with its void ranges. If they do not all fit into one message,
+        the message covers only a first part of [lo, hi), and the reader sends a NAK for the rest.
+        """
         fit = self.config.datagram_bytes_max // VOID_BYTES
         voids, hi = self.service.voids(stream, lo, hi, min(fit, self.config.answers_max))
         if lo < hi:
             lost = hi - lo - sum(void.count for void in voids)
             self.counters["nakcast.positions-lost"] += lost
-            # For the alarm, losses of a reader that has just begun at position 1 do not count.
+            # No alarm for a reader that has just begun at position 1: it was never that far.
             if lost and lo > 1:
                 self.losing[stream] = self.losing.get(stream, 0) + lost
                 self._alarm()

@@ -4,15 +4,17 @@ The checks use only what publishers sent, what was acknowledged to them, and wha
 `Record` has this history of one stream. The checks use none of the code that they check: retention
 is computed again by plain loops over plain rows.
 
-A position is *void* if a later event has collected its event: a GC event, an event with the same
-key, or the retention policy. Readers get void positions as ranges with a reason.
+A position is *void* if a later event has *collected* its event (made it obsolete): a COLLECT event
+(also called GC event), an event with the same key, or any later event under the retention policy.
+Readers get void positions as ranges with a reason (`columns.batch`: SUPERSEDED, EXPIRED,
+COLLECTED).
 
 G1 a reader gets only published events, and void positions of events that were published
 G2 positions are strictly rising, contiguous from the reader's start
 G3 the order in which a publisher publishes is the order of positions
 G4 a reader gets every event, or a void position for it and later an event that collects it
 G5 no event collects a later one; no position is void without an event that collects it (R11)
-G6 a region has exactly the events that the rules leave, and all other positions are void
+G6 a region has exactly the events that no event collects, and all other positions are void
 G7 the newest event is never void
 G9 all readers reach the same end, after everything that was acknowledged
 G10 no acknowledged event is lost, no position is assigned twice, no retry is published twice
@@ -46,8 +48,8 @@ class Offered:
     """One event as its publisher offered it."""
 
     publisher: str
-    pub_no: int
-    kind: int
+    pub_no: int  # its number at this publisher
+    kind: int  # as in `columns.batch`
     key: bytes | None
     value: bytes
     tag: bytes | None
@@ -70,12 +72,12 @@ class Reading:
     """What one reader got of one stream, in order."""
 
     reader: str
-    position: int = 1
+    position: int = 1  # the next one that the reader expects
     settled: int = 1  # for an audit: the end of the stream when the audit began
     events: list[Event] = field(default_factory=list)
     voids: list[tuple[int, int, int]] = field(default_factory=list)  # (lo, hi, reason)
-    faults: list[str] = field(default_factory=list)
-    left: bool = False  # the reader has stopped reading
+    faults: list[str] = field(default_factory=list)  # violations of G2 seen so far
+    left: bool = False  # the reader has stopped reading on purpose, before the end
     lost: list[tuple[int, int, str]] = field(default_factory=list)  # (lo, hi, why), as reported
 
     def take(self, batches: tuple[Batch, ...]) -> None:
@@ -110,21 +112,23 @@ class Record:
     """The history of one stream as seen from outside."""
 
     stream: str
-    policy: Policy
+    policy: Policy  # of retention, when the stream was created
     offered: dict[bytes, Offered] = field(default_factory=dict)  # by value: values are unique
-    acked: dict[bytes, int] = field(default_factory=dict)  # value → seq
+    acked: dict[bytes, int] = field(default_factory=dict)  # value → acknowledged position
     readings: list[Reading] = field(default_factory=list)
-    audits: list[Reading] = field(default_factory=list)  # fresh reads of each region at the end
+    # At the end of a test, each region is read once more from position 1.
+    audits: list[Reading] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Tally:
     """Counts and violations of all checked streams."""
 
-    published: int = 0
+    published: int = 0  # this and the next are numbers of events
     acked: int = 0
-    delivered: int = 0
+    delivered: int = 0  # this and the next are sums over all readers
     void: int = 0
+    # The numbers of violations of three kinds (`lost`: also positions reported to readers as lost):
     lost: int = 0
     duplicated: int = 0
     misordered: int = 0
@@ -137,6 +141,7 @@ def check(record: Record, tally: Tally) -> None:
     tally.acked += len(record.acked)
     say = tally.violations.append
     everybody = [*record.readings, *record.audits]
+    # The history as far as it is known: position → event, from all readers and acknowledgements.
     truth: dict[int, Event] = {}
     for reading in everybody:
         tally.misordered += len(reading.faults)
@@ -159,9 +164,10 @@ def check(record: Record, tally: Tally) -> None:
         _voids_are_explained(record, reading, truth, collectors, tally)
     _all_positions_are_known(record, truth, end, tally)
     for audit in record.audits:
+        # The last void range ends where the stream ends. (The first item is for no void ranges.)
         if 1 < audit.position == max(hi for _, hi, _ in [(0, 1, 0), *audit.voids]):
             say(f"{record.stream}: G7 {audit.reader}: the newest position is void")
-    if len(truth) == end - 1:
+    if len(truth) == end - 1:  # the whole history is known
         for audit in record.audits:
             _is_exactly_what_is_left(record, audit, truth, tally)
 
@@ -184,18 +190,19 @@ def _all_positions_are_known(
 def _is_exactly_what_is_left(
     record: Record, audit: Reading, truth: dict[int, Event], tally: Tally
 ) -> None:
-    """G6: at the end, a region has exactly the events that the rules leave."""
+    """G6: at the end, a region has exactly the events that no event collects."""
     name = f"{record.stream}: {{}} {audit.reader}"
     held = {event.seq for event in audit.events}
-    # New rules, such as expiry, may be appended while the audit reads. So events that the audit got
-    # are checked with the rules that existed when it began, events that it lacks with all rules.
+    # Events that collect others may be appended while the audit reads, for example by expiry. So
+    # what the audit got is checked with the events that existed when it began, and what it lacks
+    # with all events.
     before = {seq: event for seq, event in truth.items() if seq < audit.settled}
     extra = {s for s in held if s < audit.settled} - _Collectors(record.policy, before).live()
     missing = _Collectors(record.policy, truth).live() - held
     if extra or missing:
         tally.violations.append(
-            f"{name.format('G6')} holds what the rules collect {sorted(extra)[:5]}, "
-            f"lacks what they leave {sorted(missing)[:5]}"
+            f"{name.format('G6')} has events that are collected, at {sorted(extra)[:5]}, "
+            f"and lacks events that are not, at {sorted(missing)[:5]}"
         )
 
 
@@ -229,7 +236,8 @@ def _events_are_genuine(
 
 
 def _is_expiry(record: Record, event: Event) -> bool:
-    """Whether this is an expiry event of a keep_for stream. No other events are made by a head."""
+    """Whether this is an expiry event of a keep_for stream. A head makes no other events itself;
+    all others come from publishers."""
     if event.kind != COLLECT:
         return False
     rule = retention.decode_collect(event.value)
@@ -260,7 +268,7 @@ def _acks_hold(record: Record, truth: dict[int, Event], tally: Tally) -> None:
         elif at.get(value, seq) != seq:
             tally.duplicated += 1
             tally.violations.append(
-                f"{record.stream}: G10 {value[:40]!r} stands at {seq} and at {at[value]}"
+                f"{record.stream}: G10 {value[:40]!r} is at two positions, {seq} and {at[value]}"
             )
         elif known is None:  # void for all readers: use the event as the publisher offered it
             o = record.offered[value]
@@ -275,7 +283,7 @@ def _acks_hold(record: Record, truth: dict[int, Event], tally: Tally) -> None:
 
 def _publishers_order(record: Record, truth: dict[int, Event], tally: Tally) -> None:
     """G3: a publisher's order is the order of positions."""
-    last: dict[str, tuple[int, int]] = {}
+    last: dict[str, tuple[int, int]] = {}  # publisher → (pub_no, position) of its last event
     for seq in sorted(truth):
         offered = record.offered.get(truth[seq].value)
         if offered is None:
@@ -284,8 +292,8 @@ def _publishers_order(record: Record, truth: dict[int, Event], tally: Tally) -> 
         if before is not None and offered.pub_no <= before[0]:
             tally.misordered += 1
             tally.violations.append(
-                f"{record.stream}: G3 {offered.publisher} published {offered.pub_no} after "
-                f"{before[0]}, yet it stands at {seq}, after {before[1]}"
+                f"{record.stream}: G3 the numbers {before[0]} and {offered.pub_no} of "
+                f"{offered.publisher} are at the positions {before[1]} and {seq}"
             )
         last[offered.publisher] = (offered.pub_no, seq)
 
@@ -296,7 +304,9 @@ def _times_rise(record: Record, truth: dict[int, Event], tally: Tally) -> None:
     for seq in sorted(truth):
         time_ns = truth[seq].time_ns
         if time_ns and time_ns < latest:
-            tally.violations.append(f"{record.stream}: R10 time runs backwards at {seq}")
+            tally.violations.append(
+                f"{record.stream}: R10 the time at {seq} is earlier than before"
+            )
             return
         latest = max(latest, time_ns)
 
@@ -316,7 +326,7 @@ def _voids_are_explained(
         for seq in range(lo, hi):
             event = truth.get(seq)
             if event is None:
-                continue  # the event is not known: it was neither acknowledged nor delivered
+                continue  # the event is not known: nobody got it, or an acknowledgement of it
             if not collectors.explain(event, reason, got):
                 tally.lost += 1
                 tally.violations.append(
@@ -331,17 +341,18 @@ class _Collectors:
     the compiled code are compared with this."""
 
     def __init__(self, policy: Policy, truth: dict[int, Event]) -> None:
+        # Events are referred to by their positions.
         self.truth = truth
-        self.newest: dict[int, tuple[tuple[int, int], ...]] = {}
-        self.rules: list[tuple[int, Collect]] = []
+        self.newest: dict[int, tuple[tuple[int, int], ...]] = {}  # cache of `explain`
+        self.rules: list[tuple[int, Collect]] = []  # COLLECT events
         self.by_key: dict[bytes, list[int]] = {}  # keyed events under latest_per_key
         self.windows: list[tuple[int, list[int]]] = []  # (n, the events under keep_last(n))
-        # CONFIG events. (`switches`: those that change the policy to latest_per_key, with the
-        # newest event of each key at that time. They collect all other events with keys.)
-        self.configs: list[int] = []
-        self.ends: list[int] = []  # End events, which delete the stream
+        self.configs: list[int] = []  # CONFIG events; they change the policy or delete the stream
+        self.ends: list[int] = []  # those that delete the stream (End events)
+        # Those that change the policy to latest_per_key, each with the newest event of each key at
+        # that time. They collect all other events with keys.
         self.switches: list[tuple[int, dict[bytes, int]]] = []
-        newest: dict[bytes, int] = {}
+        newest: dict[bytes, int] = {}  # key → its newest event so far
         for seq in sorted(truth):
             event = truth[seq]
             if event.kind == CONFIG:  # a CONFIG event counts as an event under its own policy
@@ -368,8 +379,8 @@ class _Collectors:
     def of(self, event: Event) -> Iterator[tuple[int, int]]:
         """(seq, reason) of every event that collects this one.
 
-        A CONFIG event, which is never void, counts as a collector of everything that was collected
-        before it, because its policy may collect the events that had collected it.
+        A CONFIG event, which is never void, counts as a collector of all events that others had
+        collected before it, because its policy may in turn collect these other events.
         """
         yield from self._directly(event)
         for at in self.configs:
@@ -402,8 +413,9 @@ class _Collectors:
                 yield seq, rule.reason
 
     def explain(self, event: Event, reason: int, got: set[int]) -> bool:
-        """Whether `reason` is correct, and an event in `got` collects this event."""
-        newest = self.newest.get(event.seq)
+        """Whether `reason` is correct, and an event in `got` (the positions that a reader got)
+        collects this event."""
+        newest = self.newest.get(event.seq)  # the first few results of `of`
         if newest is None:
             newest = self.newest[event.seq] = tuple(islice(self.of(event), 8))
         if any(r == reason for _, r in newest) and any(seq in got for seq, _ in newest):
@@ -413,6 +425,7 @@ class _Collectors:
         )
 
     def live(self) -> set[int]:
+        """The positions of all events that no event collects."""
         return {seq for seq, event in self.truth.items() if next(self.of(event), None) is None}
 
 
@@ -433,5 +446,6 @@ def _matches(rule: Collect, event: Event) -> bool:
 
 
 def surviving(policy: Policy, events: list[Event]) -> set[int]:
-    """The positions of a complete history that are live under these rules."""
+    """The positions of a complete history that are live (not void); `policy` is the retention
+    policy at the beginning."""
     return _Collectors(policy, {event.seq: event for event in events}).live()

@@ -24,17 +24,22 @@ class MeshConfig:
     The region's servers are members of the meshes, too.
     """
 
-    view_max: int = 20  # V: peers known, for each stream
-    fanout: int = 4  # F: how many peers are drawn from the view and notified of new events
-    server_fanout: int = 4  # the same for a server, which sends the new events to each of them
-    shuffle_ns: int = 1 * SECOND  # S: how often these peers are drawn again
-    gossip_ns: int = 1 * SECOND  # G: how often a view is sent to a neighbour
-    server_every: int = 10  # one of this many views goes to the server, so that partitions heal
-    # Peers that were drawn notify in return, no peer is notified of events it is known to have, and
-    # peers are drawn again only if there were new events. False: as in the paper, without these
-    # savings.
+    view_max: int = 20  # how many peers a client knows (its view), for each stream; V in the paper
+    # How many peers of the view a client chooses at random and notifies of new events; F in the
+    # paper.
+    fanout: int = 4
+    server_fanout: int = 4  # the same for a server, which then sends new events to each of them
+    shuffle_ns: int = 1 * SECOND  # how often these peers are chosen again; S in the paper
+    gossip_ns: int = 1 * SECOND  # how often a view is sent to one of its peers; G in the paper
+    # One of this many views is sent to the server instead, so that groups of clients that have lost
+    # contact with each other find each other again.
+    server_every: int = 10
+    # True: the chosen peers notify in return, no peer is notified of events it is known to have,
+    # and peers are chosen again only if there were new events. False: as in the paper, without
+    # these savings.
     mutual: bool = True
-    notify_gap_ns: int = 5 * MS  # least time between notifications; deliveries in it share one
+    # The least time between two notifications. What is delivered in between is announced by one.
+    notify_gap_ns: int = 5 * MS
     notify_bytes: int = 64 << 10  # notify earlier if there are this many bytes of new events
     meshes_max: int = 10_000  # streams that have a mesh, at one server
 
@@ -59,7 +64,10 @@ class MeshConfig:
 
 @dataclass(frozen=True, slots=True)
 class SprinklerConfig:
-    """Between regions."""
+    """Between regions.
+
+    `region`, `name`, `regions` and `owners` follow from the deployment (`SprinklerRole.derived`).
+    """
 
     region: str
     name: Peer
@@ -69,13 +77,18 @@ class SprinklerConfig:
     # A_dead, in advertisement periods. A source region is given up if it is silent this long, or
     # is ahead but sends no events this long.
     dead_after: int = 5
-    switching: str = "production"  # or "literal": the paper's rule, which can stall
-    literal_damping: float = 1.0  # C of the literal rule, in event seconds
+    # The rule for changing to another source region: "production", or "literal", the paper's rule,
+    # which can stall.
+    switching: str = "production"
+    # C of the literal rule, in events times seconds: the source is changed for a region that leads
+    # by more than this many events one second after the source's last advertisement, or by more
+    # than twice as many half a second after it.
+    literal_damping: float = 1.0
     serves_per_step: int = 8  # messages per step to one region, or to one member of a mesh
     # "ask": after a start, wait for the other regions before assigning positions, because the data
     # folder may be an older copy of itself; "trust": do not wait.
     start: Literal["ask", "trust"] = "ask"
-    ask_ns: int = 3 * SECOND  # how long to wait for regions that do not answer
+    ask_ns: int = 3 * SECOND  # with "ask": how long to wait for regions that do not answer
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
     def __post_init__(self) -> None:
@@ -121,11 +134,13 @@ class ClientConfig:
     keep_bytes_max: int = 8 << 20  # delivered events kept for peers, for each stream
     early_bytes_max: int = 8 << 20  # early events held until lower positions come, for each stream
     reply_bytes_max: int = 256 << 10  # bytes of one message to a peer
-    deadline_rtts: int = 3  # a peer's deadline for an answer, in round trips
-    deadline_ns_min: int = 20 * MS  # the least deadline for an answer
+    # A peer has this many round trips to answer a request, and at least `deadline_ns_min`. After
+    # this time a server is asked.
+    deadline_rtts: int = 3
+    deadline_ns_min: int = 20 * MS
     server_retry_ns: int = 500 * MS  # if a server is silent for this long, ask the next replica
     silence_ns: int = 1 * SECOND  # if nothing new comes for this long, ask a server
-    silence_ns_max: int = 8 * SECOND  # while servers have nothing new, the time grows up to this
+    silence_ns_max: int = 8 * SECOND  # if servers have nothing new either, wait longer, up to this
     asks_max: int = 64  # most open requests, for each stream
     sessions_max: int = 400  # above this, sessions with peers that are no longer known are closed
     streams_max: int = 1_000  # most streams that the client follows
@@ -141,11 +156,11 @@ class ClientConfig:
 
 
 def paper_mesh(**options: Any) -> MeshConfig:
-    """The mesh as in the paper: each shuffle notifies all drawn peers, even of events they have,
-    and a server notifies as many peers as a client does."""
-    printed: dict[str, Any] = {"shuffle_ns": 30 * MS, "mutual": False, "notify_gap_ns": 0}
+    """The mesh as in the paper: whenever peers are chosen again, all of them are notified, even of
+    events they have, and a server notifies as many peers as a client does."""
+    as_printed: dict[str, Any] = {"shuffle_ns": 30 * MS, "mutual": False, "notify_gap_ns": 0}
     server_fanout = options.get("fanout", MeshConfig().fanout)
-    return MeshConfig(**{"server_fanout": server_fanout, **printed, **options})
+    return MeshConfig(**{"server_fanout": server_fanout, **as_printed, **options})
 
 
 def bulk_mesh(**options: Any) -> MeshConfig:

@@ -18,7 +18,7 @@ __all__ = ["Broadcast"]
 
 
 class Broadcast:
-    """Every event, in order, in every region."""
+    """Every event, in order, in every region. (`core.endpoint.Delivery` explains the members.)"""
 
     name = "broadcast"
     ordered = True

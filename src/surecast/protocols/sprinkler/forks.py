@@ -2,16 +2,17 @@
 
 A fork can arise if the disk of a stream's owner was replaced by an older copy of itself while no
 other region could be reached: the owner then assigns positions that it had assigned before.
-Therefore regions compare some of their newest events when they exchange advertisements for the
-first time after either of them was started, and exchange nothing of a stream before that. If two
-histories differ, the one whose newest event is *older* is kept. The other region searches for the
-first position that differs, copies its own events from there on to a separate stream
-(`_quarantine.<name>.<position>`, at the same positions), truncates them, and pulls the positions
-that it then lacks.
+Therefore regions compare some of their newest events when they exchange advertisements (the ends of
+their copies) for the first time after either of them was started, and exchange nothing of a stream
+before that. If two histories differ, the one whose newest event is *older* is kept. The other
+region searches for the first position that differs, copies its own events from there on to a
+separate stream (`_quarantine.<name>.<position>`, at the same positions), truncates them in the
+original stream, and pulls the positions that it then lacks.
 
-The heads of both regions compare, independently of each other, with the tail of the other region.
-`Compare` lists positions. `Compared` has the *marks* of the events there: time and digest, which
-compaction does not change. For a void position, it is the mark of the next lower event.
+The heads of both regions compare, independently of each other, with the tail of the other region
+(head and tail of the region's chain). `Compare` lists positions. `Compared` has the *marks* of the
+events there: position, time and digest, which compaction does not change. For a void position (its
+event is obsolete), it is the mark of the next lower event.
 """
 
 import hashlib
@@ -35,8 +36,10 @@ __all__ = ["Forks", "Quarantined", "mark_of"]
 
 STREAMS_AT_ONCE: Final = 50  # streams in one Compare: about 10 ms of work for the receiver
 SEQS_MAX: Final = 64  # positions of a stream in one Compare
-BACK: Final = (1, 2, 6, 24)  # distances from the end of the positions that are compared first
-NEAR: Final = (0, 64, 512, 4096, 32768)  # how far below a void position an event is looked for
+BACK: Final = (1, 2, 6, 24)  # the positions compared first are this far below the end
+# How far below a void position an event is looked for: first at the position itself, then in larger
+# and larger ranges.
+NEAR: Final = (0, 64, 512, 4096, 32768)
 STEPS: Final = 16  # positions that one step of a search compares
 DONE_MAX: Final = 100  # truncated histories that are listed in the alarm
 COPY_BYTES: Final = 256 << 10  # bytes of a history that are copied by one append
@@ -57,14 +60,14 @@ class Question:
 
     token: int
     sent_ns: int
-    seqs: dict[LogId, tuple[int, ...]]
+    seqs: dict[LogId, tuple[int, ...]]  # stream → positions
 
 
 @dataclass(slots=True)
 class Meeting:
     """The comparison with one region. It is valid for one start (`life`) of that region's tail."""
 
-    life: bytes
+    life: bytes  # as in `PeerRegion`
     todo: list[LogId]  # streams not compared yet
     question: Question | None = None
 
@@ -75,13 +78,15 @@ class Meeting:
 
 @dataclass(slots=True)
 class Search:
-    """The removal of our history of a stream, from the first position that differs on."""
+    """The removal of our history of a stream, from the first position that differs on: search for
+    this position, copy our events, truncate them."""
 
     region: str  # the region whose history is kept
     differs: int  # the lowest position known to differ
     same: int = 0  # the highest position known to be the same
     start: int = 0  # the first position that differs; 0: not found yet
-    copy: StreamInfo | None = None  # the stream that our events [start, end) are copied to
+    # The stream that our events [start, end) are copied to. None: copying has not begun.
+    copy: StreamInfo | None = None
     end: int = 0
 
 
@@ -89,7 +94,7 @@ class Search:
 class Quarantined:
     """Events [start, end) of a stream that were truncated and are in the stream `copy` now."""
 
-    stream: str
+    stream: str  # this and `copy` are names
     start: int
     end: int
     copy: str
@@ -102,20 +107,20 @@ class Forks:
 
     regions: Regions
     meetings: dict[str, Meeting] = field(default_factory=dict)  # by region
-    searches: dict[LogId, Search] = field(default_factory=dict)
-    # Stream → regions that must remove their history → the lowest position known to differ.
+    searches: dict[LogId, Search] = field(default_factory=dict)  # streams whose history we remove
+    # Stream → other regions that must remove their history → the lowest position known to differ.
     others: dict[LogId, dict[str, int]] = field(default_factory=dict)
     # Streams that our head hides: from which position on, and when Hide was last received.
     hidden: dict[LogId, tuple[int, int]] = field(default_factory=dict)
-    done: list[Quarantined] = field(default_factory=list)
-    tokens: int = 0
+    done: list[Quarantined] = field(default_factory=list)  # the last removals, for the alarm
+    tokens: int = 0  # the token of the last Compare
     doubted_ns: int = -1 << 62  # when Doubt was last sent to other regions
 
     # ------------------------------------------------------------ what may be shown and pulled
 
     def limit(self, stream_id: LogId) -> int | None:
-        """The position from which on nothing must be shown, because another history is kept. None:
-        there is no such limit."""
+        """The position from which on readers are shown nothing, because our events there may be
+        removed. None: there is no such limit."""
         search = self.searches.get(stream_id)
         if search is not None:
             return search.same + 1
@@ -150,7 +155,7 @@ class Forks:
             return False
         if peer.name in self.others.get(stream.stream_id, ()):
             return False
-        if not peer.life or stream.end == 1:
+        if not peer.life or stream.end == 1:  # it does not compare, or there is nothing to compare
             return True
         meeting = self.meetings.get(peer.name)
         if meeting is None or meeting.life != peer.life:
@@ -166,7 +171,8 @@ class Forks:
         return meeting is not None and meeting.life == peer.life and meeting.is_over
 
     def report(self, count_max: int) -> list[str]:
-        """Lines for an operator (alarm stream-forked): streams, positions, and where they are."""
+        """Lines for an operator (alarm stream-forked): which positions of which streams differ, and
+        where the removed events are."""
         lines = [
             f"{done.stream}: positions {done.start} to {done.end - 1} are now in {done.copy}, "
             f"because {done.region} has older events there"
@@ -175,27 +181,32 @@ class Forks:
         for stream_id, search in self.searches.items():
             name = self._name(stream_id)
             lines.append(
-                f"{name}: {search.region} has older events, from position {search.same + 1} on "
-                f"or up to {search.differs}"
+                f"{name}: {search.region} has older events, which begin at a position from "
+                f"{search.same + 1} to {search.differs}"
             )
         for region, name in list(self.regions.doubles)[:count_max]:
-            lines.append(f"{name}: {region} has another stream of that name, neither is exchanged")
+            lines.append(
+                f"{name}: {region} has another stream of that name; neither of the two is exchanged"
+            )
         for stream_id, regions in self.others.items():
             for region, seq in regions.items():
                 name = self._name(stream_id)
-                lines.append(f"{name}: {region} has later events, from position {seq} on or before")
+                lines.append(
+                    f"{name}: {region} has later events, which begin at position {seq} or before"
+                )
         return lines[:count_max]
 
     def _name(self, stream_id: LogId) -> str:
-        """The name of a stream, or its id. The name is not known if the chain was founded again
-        meanwhile and has lost its directory."""
+        """The name of a stream, or its id. The name is not known if an operator has founded the
+        chain again (`Refound`) and the directory was lost by that."""
         stream = self.regions.streams.get(stream_id)
         return stream.info.name if stream is not None else stream_id.hex()
 
     # ------------------------------------------------------------ comparing (the head asks)
 
     def look(self) -> None:
-        """Compare, and continue all searches. Called once per period, and after advertisements."""
+        """Compare with all regions, and continue all searches. Called once per period, and after
+        advertisements."""
         for peer in self.regions.peers.values():
             if peer.tail and peer.life and self.regions.is_live(peer):
                 self._meet(peer)
@@ -216,14 +227,14 @@ class Forks:
                 self.regions.send(name, Hide(stream_id, limit))
 
     def _tell(self, regions: Iterable[str], stream_id: LogId) -> None:
-        """Send Doubt to the heads of these regions. They may have compared the stream before there
-        was a difference."""
+        """Send Doubt to the heads of these regions. It is needed because they may have compared the
+        stream before there was a difference."""
         for region in regions:
             if head := self.regions.peers[region].head:
                 self.regions.send(head, Doubt((stream_id,)))
 
     def doubt(self, stream_id: LogId) -> None:
-        """Compare a stream with every region before anything more of it is pulled."""
+        """Compare a stream with every region again, before anything more of it is pulled."""
         stream = self.regions.streams.get(stream_id)
         if stream is None or stream_id in self.searches:
             return
@@ -235,12 +246,12 @@ class Forks:
         self.look()
 
     def last(self, stream: Copy) -> tuple[Mark, ...]:
-        """Marks of the last events before the positions that are pulled."""
+        """Marks of the last event before the first missing position, and of the last event."""
         seqs = [seq - 1 for seq in (stream.whole, stream.end) if seq > 1]
         return tuple(self._marks(stream.stream_id, seqs))
 
     def contradicts(self, stream_id: LogId, marks: tuple[Mark, ...]) -> bool:
-        """Whether another region's marks differ from our history."""
+        """Whether another region's marks show a difference from our history."""
         return bool(marks) and self._end(stream_id) > 1 and self._compare(stream_id, marks)[1] > 0
 
     def reset(self) -> None:
@@ -255,11 +266,14 @@ class Forks:
                 self.regions.limited(stream_id)
 
     def _meet(self, peer: PeerRegion) -> None:
-        """Compare the next streams with a region, or repeat a question that it has not answered."""
+        """Compare the next streams with a region, or repeat a Compare that it has not answered."""
         meeting = self.meetings.get(peer.name)
         if meeting is None or meeting.life != peer.life:
             both = [s for s, end in peer.ends.items() if end > 1 and self._end(s) > 1]
-            meeting = self.meetings[peer.name] = Meeting(peer.life, both, Question(0, -1 << 62, {}))
+            # This question is never sent. With it, the meeting is not over before one Compare was
+            # answered, even if there is no stream to compare.
+            never_sent = Question(0, -1 << 62, {})
+            meeting = self.meetings[peer.name] = Meeting(peer.life, both, never_sent)
         question = meeting.question
         if question is not None:
             if self.regions.now_ns - question.sent_ns < self.regions.config.dead_ns:
@@ -287,7 +301,7 @@ class Forks:
         self.regions.send(peer.tail, Compare(self.tokens, seqs))
 
     def _end(self, stream_id: LogId) -> int:
-        """The end of what is compared: the committed end, also if there is a hole below it."""
+        """Positions below this end are compared: the committed end, even if holes are below it."""
         if stream_id not in self.regions.streams:
             return 1
         return self.regions.service.committed_end(stream_id)
@@ -295,12 +309,13 @@ class Forks:
     # ------------------------------------------------------------ answering (any replica)
 
     def on_compare(self, node: Peer, message: Compare) -> None:
-        """Answer with the marks of the requested events that are committed and readable, and of the
-        newest event."""
+        """Answer with the marks of the requested events that are committed and readable, and with
+        the mark of the newest event."""
         marks: dict[LogId, tuple[Mark, ...]] = {}
         for stream_id, seqs in list(message.seqs.items())[: 2 * STREAMS_AT_ONCE]:
             end = self._end(stream_id)
             asked = [seq for seq in seqs[:SEQS_MAX] if 0 < seq < end]
+            # The newest event decides which of two histories is kept.
             marks[stream_id] = tuple(self._marks(stream_id, [*asked, end - 1]))
         self.regions.send(node, Compared(message.token, marks))
 
@@ -327,7 +342,7 @@ class Forks:
                 break
             for batch in reversed(self._readable(stream_id, lo, hi)):
                 if batch.is_synthetic:
-                    return None  # simulations with synthetic batches have no events
+                    return None  # of a simulation: the batch has a size, but no events
                 if batch.rows:
                     last = int(batch.seqs()[-1])
                     return mark_of(batch.slice(last, last + 1).to_rows()[0])
@@ -337,6 +352,7 @@ class Forks:
     def _readable(self, stream_id: LogId, lo: int, hi: int) -> list[Batch]:
         """The batches of [lo, hi) without the positions in holes, which cannot be read."""
         disk, found = self.regions.disk, []
+        # The empty range at `hi` stands for a last hole, so that the part before it is read.
         for hole_lo, hole_hi in [*disk.holes(stream_id), (hi, hi)]:
             if lo < min(hole_lo, hi):
                 found += disk.read(stream_id, lo, min(hole_lo, hi), 1 << 62)
@@ -359,7 +375,8 @@ class Forks:
         self.regions.compared(region)
 
     def _judge(self, region: str, stream_id: LogId, marks: tuple[Mark, ...]) -> None:
-        """Compare another region's marks with our history, and act on a difference."""
+        """Compare another region's marks with our history. If they differ, either begin (or
+        continue) to remove our history, or let the other region remove its own."""
         search = self.searches.get(stream_id)
         same, differs, is_older = self._compare(stream_id, marks)
         if search is not None and search.region == region and not search.start:
@@ -368,6 +385,8 @@ class Forks:
             before = (search.same, search.differs)
             search.differs = min(search.differs, differs or search.differs)
             search.same = max(search.same, min(same, search.differs - 1))
+            # If this answer has not narrowed the range, it contains no events that both sides could
+            # compare. Then `start` is the lowest position that may differ.
             if (search.same, search.differs) == before or search.differs - search.same <= 1:
                 search.start = search.same + 1
             self.regions.limited(stream_id)  # more of it is known to be the same
@@ -415,14 +434,15 @@ class Forks:
         return min(same, differs - 1), differs, is_older
 
     def ends_at(self, peer: PeerRegion, stream_id: LogId, end: int) -> None:
-        """If a region had to remove its history and now advertises an end at or below the fork, it
-        has done so."""
+        """Note that a region which had to remove its history of a stream has done so: it advertises
+        an end at or below the position where the histories differ."""
         others = self.others.get(stream_id)
         if others and peer.name in others and end <= others[peer.name]:
             del others[peer.name]
 
     def _go_on(self, stream_id: LogId) -> None:
-        """Take the next step of a search: narrow it, begin to copy, copy, or end it."""
+        """Take the next step of a search: narrow the range of positions, begin to copy, copy, or
+        end the search."""
         search = self.searches[stream_id]
         stream = self.regions.streams.get(stream_id)
         peer = self.regions.peers[search.region]
@@ -447,6 +467,7 @@ class Forks:
             self._go_on(stream_id)
             return
         width = search.differs - search.same
+        # About equally spaced; in the next step, the range between two of them is searched.
         seqs = {search.same + 1 + (width - 1) * i // STEPS for i in range(STEPS)}
         self._ask(meeting, peer, {stream_id: tuple(sorted(s for s in seqs if s > search.same))})
 
@@ -454,6 +475,7 @@ class Forks:
         """Create the stream to which our events are copied."""
         regions = self.regions
         search.end = stream.end
+        # Leave room for what is added to the name below.
         name = f"{PREFIX}.{stream.info.name}"[: NAME_LEN_MAX - 48].rstrip(".")
         name, number = f"{name}.{search.start}", 1
         if not regions.owns(stream):  # several regions may have to remove their histories
@@ -466,6 +488,7 @@ class Forks:
         regions.command(Adopt(search.copy, made=True))
 
     def _give_up_copy(self, search: Search) -> None:
+        """Let the search copy our events again, to another stream."""
         copy, search.copy = search.copy, None
         if copy is not None:
             self.regions.limited(copy.stream_id)
@@ -487,7 +510,7 @@ class Forks:
                 regions.command(Abandon(stream.stream_id, search.start))
             return
         batches: list[Batch] = []
-        if at < search.start:
+        if at < search.start:  # so that events have the same positions in the copy
             batches.append(Batch.void(copy.stream_id, 1, search.start, COLLECTED))
             at = search.start
         try:
@@ -496,13 +519,14 @@ class Forks:
             hi = next((hi for lo, hi in regions.disk.holes(stream.stream_id) if lo <= at < hi), at)
             raw = [Batch.void(stream.stream_id, at, min(hi, search.end), COLLECTED)]
         for batch in raw:
-            kind = batch.kind if batch.kind == VOID else DATA  # so that rules have no effect
+            # COLLECT and CONFIG events are copied as DATA, so that they have no effect in the copy.
+            kind = batch.kind if batch.kind == VOID else DATA
             batches.append(batch.relabelled(copy.stream_id, kind))
         regions.command(AppendAt(copy.stream_id, tuple(batches)))
 
     def grew(self, log: LogId) -> None:
-        """Continue copying to `log`, if it is a copy: it was created, or more of it is
-        committed."""
+        """If `log` is a stream that events are copied to, continue: it was created, or more of it
+        is committed."""
         for stream_id, search in list(self.searches.items()):
             if search.copy is not None and search.copy.stream_id == log:
                 self._go_on(stream_id)

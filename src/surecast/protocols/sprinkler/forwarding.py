@@ -4,7 +4,8 @@ A client connects only to its own region. If it publishes to a stream that anoth
 server forwards the batch unchanged, with the client's publisher id, to the head of the owner. So
 the owner recognises retries, whichever way they come. After a broken link the client retries; the
 server keeps no requests, only which client sent the batches of each publisher. The messages are
-those of the stream service, which passes them to this layer (`core.streams.Handed`).
+those of the stream service, which passes them to this layer (`core.streams.Handed`). The *head* is
+the replica of a region that accepts publishes.
 """
 
 from typing import Any
@@ -26,7 +27,8 @@ class Forwarding:
 
     def __init__(self, regions: Regions) -> None:
         self.regions = regions
-        self.clients: dict[tuple[LogId, bytes], Peer] = {}  # (stream, publisher) → client
+        # (stream, publisher) → the client to which answers are sent
+        self.clients: dict[tuple[LogId, bytes], Peer] = {}
 
     def _target(self, region: str) -> Peer:
         """The head of a region, or "" if the region cannot be reached."""
@@ -69,7 +71,7 @@ class Forwarding:
         self.regions.send(client, msgspec.structs.replace(message, why=why, head=""))
 
     def _moved(self, peer: Peer, head: Peer) -> None:
-        """Use `head` for the region of which `peer` was the head before."""
+        """From now on use `head` as the head of the region, instead of `peer`."""
         for region in self.regions.peers.values():
             if region.head == peer and head in self.regions.config.regions[region.name]:
                 region.head = head
@@ -77,7 +79,8 @@ class Forwarding:
     # ------------------------------------------------------------ new streams
 
     def create(self, owner: str, message: Any) -> str:
-        """Request a new stream from its owner. Returns why that is not possible, or ""."""
+        """Forward a request to create a stream to its owner. Returns why that is not possible, or
+        ""."""
         target = self._target(owner)
         if not target:
             return "owner-unreachable"

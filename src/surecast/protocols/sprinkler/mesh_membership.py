@@ -1,10 +1,10 @@
 """A client's neighbours in the mesh of a stream, and the notifications it sends to them.
 
 The mesh of a stream is the set of clients of a region that forward its events to each other. Each
-client knows a random set of others, its *view*, and exchanges views with them (gossip). It draws a
-few peers from its view, again from time to time, notifies them of all new events, and requests
-notifications in return (`MeshLean`). So a client that no other client has drawn still gets
-notifications from the peers that it has drawn itself.
+client knows a random set of others, its *view*, and exchanges views with them (gossip). It *draws*
+a few peers from its view (chooses them at random), and draws others from time to time. It notifies
+these peers of all new events, and requests notifications in return (`MeshLean`). So a client that
+no other client has drawn still gets notifications from the peers that it has drawn itself.
 
 G12 the graph of views is random, of small diameter, and heals: clients that have lost contact find
     the others again through the region's server.
@@ -30,8 +30,10 @@ class Feed(ReceiveWindow):
     """One stream at a client: its window, the peers that the client knows and those it notifies."""
 
     view: View = field(kw_only=True)
-    sure: bool = False  # the stream is known to reach `position` (which may be in the future)
-    joined: bool = False  # a server has answered
+    # The stream is known to have all positions below `position`. (A client may begin at a position
+    # that the stream has not reached yet.)
+    sure: bool = False
+    joined: bool = False  # a server has answered a request for this stream
     active: list[Peer] = field(default_factory=list)  # drawn by this client; both notify each other
     leaning: dict[Peer, bool] = field(default_factory=dict)  # peers that have drawn this client
     known: dict[Peer, int] = field(default_factory=dict)  # peer → the end it has or was notified of
@@ -39,9 +41,10 @@ class Feed(ReceiveWindow):
     patience_ns: int = 0  # how long after `progress_ns` a server is asked
     told_ns: int = 0  # when peers were last notified
     untold_bytes: int = 0  # delivered since `told_ns`
-    telling: bool = False  # the timer "tell" is set
+    telling: bool = False  # the timer "tell" is set: peers will be notified when it fires
     news: bool = False  # something was delivered since peers were last drawn
-    heard: tuple[Peer, int] | None = None  # (peer, its end): to be requested when there is room
+    # (peer, its end): positions to be requested from this peer when there is room for them.
+    heard: tuple[Peer, int] | None = None
 
     @property
     def end(self) -> int:
@@ -69,8 +72,9 @@ class MeshMembership(HandlerMachine):
         self.home = 0  # the replica that this client uses, as an index of `config.replicas`
         self.polled = 0  # the replica that was last asked because nothing new came, as an index
         self.feeds: dict[LogId, Feed] = {}
-        self.up: dict[Peer, bool] = {}  # sessions
-        self.congested: dict[Peer, bool] = {}
+        # Both are used as ordered sets:
+        self.up: dict[Peer, bool] = {}  # peers with which there is a session
+        self.congested: dict[Peer, bool] = {}  # peers whose session takes no more for now
         self.rtt_ns = 0  # round-trip time to peers, smoothed; 0 until measured
         self.late: dict[Peer, int] = {}  # peers that did not answer in time → when asked
         self.alarm_ns = 1 << 62  # when the timer "deadline" fires
@@ -89,16 +93,16 @@ class MeshMembership(HandlerMachine):
         to_server = rng.randrange(mesh.server_every) == 0
         for feed in self.feeds.values():
             peers = feed.view.peers
-            # A view that is not full counts the server as a member, so that small partitions join
-            # the rest.
+            # If the view is not full, the server is chosen like one more peer of it, so that small
+            # groups of clients without contact to the others find them.
             chosen = rng.randrange(len(peers) + (len(peers) < mesh.view_max))
             peer = self.server if to_server or chosen == len(peers) else peers[chosen]
-            self._show(feed, peer)
+            self._send_view(feed, peer)
             self._forget_strangers(feed)
         if len(self.up) > self.config.sessions_max:
             self._close_idle()
 
-    def _show(self, feed: Feed, peer: Peer) -> None:
+    def _send_view(self, feed: Feed, peer: Peer) -> None:
         peers = feed.view.peers
         want = len(peers) < self.config.mesh.fanout
         self._send(peer, MeshView(feed.stream, tuple(peers), feed.end, want))
@@ -108,7 +112,7 @@ class MeshMembership(HandlerMachine):
         new or was restarted does not know this client."""
         for feed in self.feeds.values():
             if feed.joined:
-                self._show(feed, self.server)
+                self._send_view(feed, self.server)
 
     def _on_view(self, peer: Peer, message: MeshView) -> None:
         feed = self.feeds.get(message.stream)
@@ -122,7 +126,8 @@ class MeshMembership(HandlerMachine):
             self._send(peer, MeshView(feed.stream, tuple(feed.view.peers), feed.end, False))
         if len(feed.active) < min(mesh.fanout, len(feed.view.peers)):
             self._shuffle(feed, at_once=True)
-        # A MeshView contains its sender's end. In an idle stream this shows who missed something.
+        # A MeshView contains its sender's end. So in an idle stream, the one of the two that has
+        # missed the last events learns of them.
         if message.end < feed.position and peer not in self.replicas:
             self._tell_one(feed, peer)
         else:
@@ -131,7 +136,8 @@ class MeshMembership(HandlerMachine):
     # ------------------------------------------------------------ notifying peers
 
     def _shuffle(self, feed: Feed, at_once: bool = False) -> None:
-        """Draw peers from the view again, and notify them of our end if they do not have it."""
+        """Draw other peers from the view, and notify them of our end if they do not have it.
+        `at_once`: even if the stream is idle."""
         mesh = self.config.mesh
         if mesh.mutual and not feed.news and not at_once:
             return  # the stream is idle: no peer would learn anything new
@@ -163,7 +169,8 @@ class MeshMembership(HandlerMachine):
             self._tell_one(feed, peer)
 
     def _tell_soon(self, feed: Feed) -> None:
-        """Notify immediately or, under load, of several deliveries together."""
+        """Notify peers of what was delivered: immediately or, if they were just notified, together
+        with later deliveries."""
         mesh = self.config.mesh
         due_ns = feed.told_ns + mesh.notify_gap_ns
         if self.now_ns >= due_ns or feed.untold_bytes >= mesh.notify_bytes:
@@ -218,12 +225,14 @@ class MeshMembership(HandlerMachine):
             feed.active.remove(peer)
 
     def _forget_strangers(self, feed: Feed) -> None:
-        """Keep only the ends of peers in the view and of those that notify or are notified."""
+        """If `known` has become large, keep only peers of the view, and peers that notify us or
+        that we notify."""
         if len(feed.known) > 4 * self.config.mesh.view_max:
             near = {*feed.view.peers, *feed.active, *feed.leaning}
             feed.known = {peer: end for peer, end in feed.known.items() if peer in near}
 
     def _close_idle(self) -> None:
+        """Close sessions with peers that this client does not need any more."""
         near = {*self.replicas}
         for feed in self.feeds.values():
             near.update(feed.view.peers, feed.active, feed.leaning, (a.peer for a in feed.asks))

@@ -7,8 +7,9 @@ them from a server of the region. Which clients know each other is random and ch
 
 G2 a stream is delivered in rising positions, without gaps, from the requested start.
 G4 every event is delivered, or its position is delivered as void (obsolete), whichever peers fail.
-G11 a position is requested from peers at most once, unless the peer answered that it does not have
-    it yet (R12); everything else is requested from the server. Buffers are bounded.
+G11 a position is requested from peers (other clients) at most once, unless the peer answered that
+    it does not have it yet (R12); everything else is requested from the server. Buffers are
+    bounded.
 G13 a client that stalls or fails delays only those peers that had just sent it a request, and these
     no longer than a deadline.
 """
@@ -157,13 +158,13 @@ class MeshPeer(MeshMembership):
             feed.asked = max(feed.asked, end)
 
     def _remember(self, feed: Feed, peer: Peer, end: int) -> None:
-        """There is no room for the positions that `peer` has: request them later."""
+        """There is no room for the positions that `peer` has: remember to request them later."""
         if feed.heard is None or end > feed.heard[1]:
             feed.heard = (peer, end)
 
     def _patience_ns(self) -> int:
-        """How long to wait for a peer's answer: some round trips, at most as long as for a
-        server."""
+        """How long to wait for a peer's answer: some round trips, but not longer than for the
+        answer of a server."""
         config = self.config
         patience_ns = max(config.deadline_ns_min, config.deadline_rtts * self.rtt_ns)
         return min(patience_ns, config.server_retry_ns)
@@ -236,7 +237,8 @@ class MeshPeer(MeshMembership):
             self._heard(feed, *heard)
 
     def _measure(self, peer: Peer, ask: Ask | None) -> None:
-        """Update the round-trip time to peers, also with answers that came after their deadline."""
+        """Update the round-trip time to peers, also with answers that came after their deadline,
+        whose request is dropped (`ask` is None)."""
         late_ns = self.late.pop(peer, 0)
         if sent_ns := late_ns if ask is None else ask.sent_ns:
             rtt_ns = min(self.now_ns - sent_ns, self.config.server_retry_ns)
@@ -263,13 +265,13 @@ class MeshPeer(MeshMembership):
         self._tell_soon(feed)
 
     def _lower_next(self, feed: Feed, end: int) -> None:
-        """R12: the peer has the stream only up to `end`. Positions from there on may be requested
-        from another peer."""
+        """R12: the peer has the stream only up to `end`. So positions from there on count as not
+        requested, and may be requested from another peer."""
         feed.next = min(feed.next, max(feed.position, end))
         feed.asked = min(feed.asked, feed.next)
 
     def _begin_at(self, feed: Feed, peer: Peer, message: MeshEvents) -> None:
-        """Start at the end of the stream that a server has sent (a start at "latest")."""
+        """For a client that starts at the latest position: begin at the end that a server sent."""
         if peer in self.replicas and message.end:
             feed.position = feed.next = message.end
             feed.progress_ns, feed.joined, feed.sure = self.now_ns, True, True
@@ -310,13 +312,15 @@ class MeshPeer(MeshMembership):
             if not message.last:
                 ask.hi = message.end  # if this server fails, another one can continue
             if server != self.server and feed.position > before:
-                # The server in use did not notify this client of these events: change to this one.
+                # The server in use did not notify this client of these events. Change to the server
+                # that sent them.
                 self.home = self.config.replicas.index(server)
                 self._introduce()
         elif message.end < ask.hi:
             # The server has less than the peers. Another replica may have more.
             self._lower_next(feed, message.end)
             self._leave_server(server)
+            # An open request whose `hi` is 0 would already be for the rest.
             if self.server != server and all(a.hi for a in feed.asks):
                 self._ask_rest(feed, self.server)
 
@@ -352,6 +356,7 @@ class MeshPeer(MeshMembership):
             self.out.append(SetTimer("deadline", nearest))
 
     def _fill_all(self) -> None:
+        """Request from a server what no open request covers, in all streams."""
         for feed in self.feeds.values():
             if feed.position < feed.next:
                 self._fill(feed)
@@ -359,7 +364,7 @@ class MeshPeer(MeshMembership):
                 self._ask_rest(feed, self.server)
 
     def _leave_server(self, server: Peer, introduce: bool = True) -> None:
-        """Change to the next replica, if `server` is the one in use."""
+        """Change to the next replica, if `server` is the one in use. `introduce`: send it views."""
         if server == self.server:
             self.home = (self.home + 1) % len(self.config.replicas)
             if introduce:

@@ -1,10 +1,10 @@
 """A server as a member of the meshes of its streams: the member that has all events.
 
 The mesh of a stream is the set of clients of a region that forward its events to each other. The
-server notifies a few of them of new events, as clients notify each other, and answers requests. It
-also merges their views (the sets of peers that each knows), so that clients that have lost contact
-with the others find them again. Every replica does this for the clients that use it. All replicas
-show only committed events.
+server notifies a few of them (drawn at random) of new events, as clients notify each other, and
+answers requests. It also merges their views (the sets of peers that each knows), so that clients
+that have lost contact with the others find them again. Every replica does this for the clients that
+use it. All replicas show only committed events.
 """
 
 from collections import Counter
@@ -47,10 +47,11 @@ class Mesh:
     view: View
     active: list[Peer] = field(default_factory=list)  # the peers that are notified of new events
     known: dict[Peer, int] = field(default_factory=dict)  # peer → the end it has or was notified of
-    shown: int = 0  # the end of the stream when it last moved
+    shown: int = 0  # the end of the stream, as readers see it, when it last changed
     told_ns: int = 0  # when peers were last notified
-    news: bool = False  # the stream has moved since peers were last drawn
-    settled: int = 0  # the end of the stream at the last gossip: a peer below has missed something
+    news: bool = False  # the stream has got new events since peers were last drawn
+    # The end of the stream at the last gossip. A peer whose end is lower has missed notifications.
+    settled: int = 0
 
 
 class MeshServer(HandlerMachine):
@@ -87,13 +88,14 @@ class MeshServer(HandlerMachine):
         self.service = service
         self.rng = rng
         self.messages_max = config.serves_per_step
-        self.servers = config.regions[config.region]
-        self.members: tuple[Peer, ...] = ()  # of the chain
+        self.servers = config.regions[config.region]  # the configured replicas of this region
+        self.members: tuple[Peer, ...] = ()  # the replicas that are in the chain now
         self.meshes: dict[LogId, Mesh] = {}
-        self.up: dict[Peer, bool] = {}  # sessions
-        self.congested: dict[Peer, bool] = {}
+        # These three are used as ordered sets:
+        self.up: dict[Peer, bool] = {}  # peers with which there is a session
+        self.congested: dict[Peer, bool] = {}  # peers whose session takes no more for now
+        self.untold: dict[LogId, bool] = {}  # streams to notify peers of when timer "tell" fires
         self.running = False  # the timers "gossip" and "shuffle" are set
-        self.untold: dict[LogId, bool] = {}  # when the timer "tell" fires, notify peers of these
 
     def _end(self, stream: LogId) -> int:
         """The end of a stream as it is shown here; 0 if it is not known."""
@@ -162,7 +164,7 @@ class MeshServer(HandlerMachine):
             self._send(peer, answer)
 
     def _requested(self, peer: Peer, stream: LogId, hi: int) -> None:
-        """Note that a client need not be notified of positions that it has requested."""
+        """Note that a client has requested positions below `hi`: do not notify it of them."""
         mesh = self.meshes.get(stream)
         if mesh is not None and peer in mesh.known:
             mesh.known[peer] = max(mesh.known[peer], hi)
@@ -220,13 +222,15 @@ class MeshServer(HandlerMachine):
             self.running = bool(self.meshes)
             if self.running:
                 self._set_timer("gossip", self.config.gossip_ns)
-        elif self.running:
+        elif self.running:  # the timer "shuffle"; it is set again only while there are meshes
             self._set_timer("shuffle", self.config.shuffle_ns)
             for stream, mesh in self.meshes.items():
                 if mesh.news or not self.config.mutual:
                     self._shuffle(stream, mesh)
 
     def _gossip(self, stream: LogId, mesh: Mesh) -> None:
+        """Send the view to one of its peers, with the end of the stream one period ago: a peer that
+        is behind this end has missed notifications. Drop the mesh if no peer is left."""
         if not mesh.view.peers:
             del self.meshes[stream]
             if not self.meshes:
@@ -274,6 +278,8 @@ class MeshServer(HandlerMachine):
 
 
 def _forget(mesh: Mesh, peer: Peer, gone: bool) -> None:
+    """Forget what a peer has. `gone`: remove it from the view, too, because it has left the mesh or
+    cannot be reached."""
     mesh.known.pop(peer, None)
     if peer in mesh.active:
         mesh.active.remove(peer)

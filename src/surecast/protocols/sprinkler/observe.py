@@ -37,7 +37,8 @@ class SprinklerObserver:
             "owner was restored from an older copy while it could reach no other region. The "
             "history whose newest event is older stays; the other one is copied to a separate "
             "stream and removed.",
-            "Read the stream named here, and publish again the events that are needed.",
+            "Read the separate stream that the alarm names, and publish again the events that are "
+            "needed.",
         ),
         "stream-recovering": Code(
             "Other regions have events of a stream that this region owns and has lost. It fetches "

@@ -1,10 +1,10 @@
 """Recovers the streams of an owner that has lost part of them, from other regions (R8).
 
 The owner of a stream is the region that assigns its positions. The owner's chain may have lost its
-disks, or a disk may be an older copy of itself, or have a hole that no replica can fill. Then the
-streams that the region owns are pulled from other regions, and no position is assigned until that
-is done. After each start, positions are assigned only after the other regions were asked, because
-they may know that the disk is an older copy.
+disks, or a disk may be an older copy of itself, or have a hole (unreadable positions) that no
+replica can fill. Then the streams that the region owns are *pulled* (fetched) from other regions,
+and no position is assigned until that is done. After each start, positions are assigned only after
+the other regions were asked, because they may know that the disk is an older copy.
 """
 
 from surecast.core.replicated import Recovered, RoleChanged
@@ -25,7 +25,8 @@ class Recovery:
         self.regions = regions
         self.forks = forks
         self.started_ns = 0
-        self.has_asked = False  # the first position was assigned, so other regions are not asked
+        # A position was assigned since the start, so other regions are no longer waited for.
+        self.has_asked = False
         self.unclean_since_ns: int | None = None  # since when the chain is not clean (RoleChanged)
         self.lost_epoch = 0  # this and `distrusted` as in RoleChanged
         self.distrusted = False
@@ -40,19 +41,19 @@ class Recovery:
     # ------------------------------------------------------------ after a start
 
     def must_wait(self, copy: Copy) -> bool:
-        """Whether no positions of the stream may be assigned: another region may have another
+        """Whether no positions of the stream may be assigned now: another region may have another
         history of it, or part of it is missing here."""
         if copy.recovering_since_ns is not None or self.forks.is_settling(copy.stream_id):
             return True
-        return not copy.made_now and self.is_asking()
+        return not copy.made_now and self.is_asking()  # nobody else has a stream made just now
 
     def is_asking(self) -> bool:
         """Whether this region waits for other regions after a start."""
         return not self.has_asked and self.is_anybody_silent()
 
     def is_anybody_silent(self) -> bool:
-        """Whether some region has not advertised yet, or has not been compared with yet, and is
-        still waited for."""
+        """Whether this region still waits for another one, which has not advertised yet, or whose
+        streams have not been compared with ours yet."""
         regions = self.regions
         config, waited_ns = regions.config, regions.now_ns - self.started_ns
         if config.start == "trust" or waited_ns >= ASK_AT_MOST * config.ask_ns:
@@ -67,8 +68,8 @@ class Recovery:
     # ------------------------------------------------------------ an owner behind its peers
 
     def may_pull_own(self, copy: Copy, end: int) -> bool:
-        """Whether to pull a stream that this region owns. Only if another region has more of it:
-        then this region has lost a part of it, and begins to recover it."""
+        """Whether to pull a stream that this region owns from another region, whose copy ends at
+        `end`. If our copy ends before, we have lost a part of the stream: begin to recover it."""
         if end > copy.end and copy.recovering_since_ns is None:
             self.regions.counters["sprinkler.owner-behind"] += 1
             self.begin(copy, self.regions.now_ns, outdated=True)
@@ -76,7 +77,7 @@ class Recovery:
 
     def look_for_loss(self, copy: Copy) -> None:
         """Begin to recover a stream if our chain lost its disks, or has a hole in it."""
-        made_since = copy.made_epoch >= max(self.lost_epoch, 1)
+        made_since = copy.made_epoch >= max(self.lost_epoch, 1)  # created here after the loss
         if not self.regions.owns(copy):
             return
         if self.unclean_since_ns is not None and not made_since:
@@ -85,7 +86,8 @@ class Recovery:
             self.begin(copy, self.regions.now_ns, outdated=False)
 
     def begin(self, copy: Copy, since_ns: int, outdated: bool) -> None:
-        """Begin to recover a stream: its positions are suspended until `check` ends this."""
+        """Begin to recover a stream: no positions are assigned until `check` ends the recovery.
+        `since_ns` and `outdated` are explained at `Copy`."""
         copy.recovering_since_ns, copy.outdated = since_ns, outdated
         copy.confirmed.clear()
         copy.unsure.clear()
@@ -93,6 +95,7 @@ class Recovery:
         self.regions.limited(copy.stream_id)
 
     def all_heard_since(self, since_ns: int) -> bool:
+        """Whether every other region has advertised since then."""
         return all(peer.heard_ns > since_ns for peer in self.regions.peers.values())
 
     def is_nobody_sure(self, copy: Copy) -> bool:
@@ -122,8 +125,8 @@ class Recovery:
             return
         if self._needs_operator():
             return
-        # This includes positions that other regions have appended but not committed, because they
-        # may commit them later.
+        # Our copy must also have the positions that other regions have appended and not committed,
+        # because they may commit them later. A region that has not told this yet fails the test.
         if all(
             p.ends[copy.stream_id] <= copy.end
             and copy.confirmed.get(p.name, copy.end + 1) <= copy.end

@@ -6,8 +6,8 @@ copies of streams to the replicas of other regions, and sends them the events. T
 stream that another region owns from one region, the *source*, which need not be the owner.
 sources.py, recovery.py, forks.py and forwarding.py have parts of this machine.
 
-G8 a stream has at most one source, and none in the region that owns it unless part of it was lost.
-G9 connected regions converge, also after publishing has stopped.
+G8 a stream has at most one source; the region that owns it has none, unless it has lost a part.
+G9 connected regions get to the same end of each stream, also after publishing has stopped.
 """
 
 from collections import Counter
@@ -104,23 +104,24 @@ __all__ = ["RegionSync"]
 NAME = "broadcast"  # of the delivery
 PROTOCOL = "sprinkler"
 STREAMS_A_MESSAGE = 1000  # most streams in one part of an advertisement
-PARTS_MAX = 100  # parts of an advertisement before the last one; a longer one is ignored
+# Most parts of an advertisement before its last part. A longer advertisement is ignored.
+PARTS_MAX = 100
 COUNTS = "regions"  # name of the state on disk: the serial numbers of other regions' disks
-DISKS_MAX = 8  # the last disks of each server that are kept in this state
-COUNTS_NS = 1 * SECOND  # how often this state is written
-FOLLOWERS_MAX = 1_000_000  # most subscriptions: streams times servers of other regions
+DISKS_MAX = 8  # how many disks of one server this state has; the oldest are dropped
+COUNTS_NS = 1 * SECOND  # this state is written at most this often
+FOLLOWERS_MAX = 1_000_000  # most subscriptions of other regions' servers, over all streams
 
 
 class Count(msgspec.Struct, array_like=True):
     """The last serial number of another region's disk (`core.replicated.Counted`)."""
 
-    disk: bytes
-    life: bytes = b""  # the start of the server in which it was received
+    disk: bytes  # its identity
+    life: bytes = b""  # identifies the start of the server after which it sent this number
     serial: int = 0
 
 
 def _whole(parts: list[Advertise], last: Advertise) -> Advertise:
-    """Join an advertisement that was sent in parts."""
+    """Join the parts of an advertisement; `parts` are those before the last one."""
     ends: dict[LogId, int] = {}
     infos: list[StreamInfo] = []
     for part in (*parts, last):
@@ -181,12 +182,13 @@ class RegionSync(HandlerMachine):
         self.disk = disk
         self.rng = rng
         self.streams: dict[LogId, Copy] = {}
-        self.peers = {r: PeerRegion(r) for r in config.regions if r != config.region}
+        self.peers = {r: PeerRegion(r) for r in config.regions if r != config.region}  # by name
         self.region_of = {node: r for r in self.peers for node in config.regions[r]}
-        self.epoch = 0
-        self.members: tuple[Peer, ...] = ()
+        self.epoch = 0  # of the chain's configuration
+        self.members: tuple[Peer, ...] = ()  # of the chain, the head first
         self.is_head = self.is_tail = False
-        self.recorded: dict[LogId, bool] = {}  # other regions' streams adopted by this head
+        # Other regions' streams for which this head has sent Adopt, so that it sends it only once.
+        self.recorded: dict[LogId, bool] = {}
         self.advertised: dict[Peer, dict[LogId, int]] = {}  # server → the ends last sent to it
         self.partial: dict[Peer, list[Advertise]] = {}  # received parts of advertisements
         self.known: dict[Peer, Parts] = {}  # received parts of publishers' states
@@ -198,31 +200,33 @@ class RegionSync(HandlerMachine):
             self.counts = msgspec.msgpack.decode(counts, type=dict[str, list[Count]])
         self.counts_saved_ns, self.counts_changed = 0, False
         self.counted = Counted(b"", b"", 0, 0)  # the serial number of our own disk
-        # (region, name): the region has another stream of this name than we have.
+        # Keys are (region, name): the region has a different stream of this name than this region.
         self.doubles: dict[tuple[str, str], bool] = {}
         # Protocols that other regions' servers listed in their last session.
         self.speaks: dict[Peer, tuple[str, ...]] = {}
         self.owners = owners_digest(config.owners)
-        self.was_asking = True  # `recovery.is_asking()` when it was last looked at
+        self.was_asking = True  # the result of `recovery.is_asking()` that was last acted on
         self.attends = False  # the service sends StreamsMoved to this layer
-        self.older = 0  # the number of own streams that existed before this start
+        self.older_own = 0  # how many streams this region owns that existed before this start
         self.forwarding = Forwarding(self)
         self.forks = Forks(self)
         self.recovery = Recovery(self, self.forks)
 
     def step(self, now_ns: int, inp: Any) -> list[Any]:
         out = super().step(now_ns, inp)
-        attends = bool(self.serving.followers or self.forks.searches or self._may_number())
+        attends = bool(
+            self.serving.followers or self.forks.searches or self._awaits_first_position()
+        )
         if attends != self.attends:
             self.attends = attends
             out.append(PassDown(Attend("sprinkler", attends)))
         return out
 
-    def _may_number(self) -> bool:
-        """Whether this head must notice the first position that is assigned since the start, in a
-        stream that existed before."""
-        waits = self.is_head and self.older > 0 and bool(self.peers)
-        return waits and not self.recovery.has_asked
+    def _awaits_first_position(self) -> bool:
+        """Whether this head must notice when the first position since the start is assigned, in a
+        stream that existed before: from then on it no longer waits for other regions."""
+        awaits = self.is_head and self.older_own > 0 and bool(self.peers)
+        return awaits and not self.recovery.has_asked
 
     # ------------------------------------------------------------ used by the other parts (Regions)
 
@@ -252,7 +256,8 @@ class RegionSync(HandlerMachine):
                 self._consider(copy, peer)
 
     def limited(self, stream: LogId) -> None:
-        """Tell the service how much of a stream may be shown, and whether it may grow."""
+        """Tell the stream service how much of a stream may be shown, and whether positions may be
+        assigned in it."""
         if copy := self.streams.get(stream):
             self.command(Limit(stream, self.forks.limit(stream)))
             self._review(copy)
@@ -272,14 +277,14 @@ class RegionSync(HandlerMachine):
             self._review(copy)
 
     def _look_whether_asked(self) -> None:
-        """Allow positions once all regions were asked after the start. If a region appears before
-        the first position is assigned, it is asked, too, and positions wait again."""
+        """Allow new positions once all regions were asked after the start. If a region becomes
+        reachable before the first position is assigned, it is asked, too: positions wait again."""
         if self.is_head and self.was_asking != self.recovery.is_asking():
             self.was_asking = not self.was_asking
             self._review_all()
 
-    def _look_whether_numbered(self, copy: Copy) -> None:
-        """Stop asking other regions when the first position since the start is assigned."""
+    def _note_first_position(self, copy: Copy) -> None:
+        """Stop waiting for other regions when the first position since the start is assigned."""
         waited = self.is_head and self.owns(copy) and not copy.made_now
         if waited and not copy.suspended and copy.end > copy.begun:
             self.recovery.has_asked = True
@@ -345,20 +350,21 @@ class RegionSync(HandlerMachine):
         info = event.info
         if info.delivery != NAME:
             return
-        # If the directory refused the stream that this one replaces, it would accept it now.
+        # The directory now accepts the stream that this one replaces, which it may have refused
+        # before: let it be adopted again.
         self.recorded.pop(info.replaces, None)
         state = self.service.streams[info.stream_id]
         copy = Copy(info, state, event.made_epoch, event.made_now, begun=state.end)
         self.streams[info.stream_id] = copy
-        self.older += self.owns(copy) and not copy.made_now
+        self.older_own += self.owns(copy) and not copy.made_now
         self.recovery.look_for_loss(copy)
         self._review(copy)
         if self.forks.searches:
             self.forks.grew(info.stream_id)
 
     def _on_deleted(self, event: StreamDeleted) -> None:
-        """Adopt other regions' streams of the deleted stream's name, which was not possible
-        before."""
+        """Adopt other regions' streams that have the name of the deleted stream. Before, the name
+        was in use here."""
         name = event.info.name
         for peer in self.peers.values():
             self.doubles.pop((peer.name, name), None)
@@ -374,7 +380,7 @@ class RegionSync(HandlerMachine):
             if copy is None:
                 continue
             if not self.recovery.has_asked:
-                self._look_whether_numbered(copy)
+                self._note_first_position(copy)
             self.serving.moved(stream)
             if self.forks.searches:
                 self.forks.grew(stream)
@@ -387,7 +393,7 @@ class RegionSync(HandlerMachine):
             for stream_id in self.streams:
                 self.serving.remove_stream(stream_id)
             self.streams.clear()
-            self.older = 0
+            self.older_own = 0
             self.recorded.clear()
             self.advertised.clear()
         elif copy := self.streams.get(event.log):
@@ -426,7 +432,8 @@ class RegionSync(HandlerMachine):
         elsewhere = self._known_elsewhere(name)
         owner = elsewhere.owner if elsewhere else owner_of(self.config.owners, name, here)
         if owner != here:
-            # A server of another region considers this region the owner: do not send it back.
+            # A server of another region sends this only if it considers this region the owner.
+            # Refuse, so that the request is not forwarded back and forth.
             if peer in self.region_of:
                 self.command(Refuse(peer, message, "recovering"))
             elif why := self.forwarding.create(owner, message):
@@ -439,7 +446,8 @@ class RegionSync(HandlerMachine):
             self.command(Create(peer, message))
 
     def _refusal_to_create(self) -> str:
-        # Not at the first start of a disk, which cannot be an older copy of itself.
+        """Why no stream can be created now (as in `StreamOpened.why`); empty if it can."""
+        # The disk may be an older copy of itself, but not at its first start.
         if self.counted.start > 1 and self.recovery.is_asking():
             return "recovering"
         if any(self.is_live(p) and p.owners != self.owners for p in self.peers.values()):
@@ -450,8 +458,8 @@ class RegionSync(HandlerMachine):
         return ""
 
     def _known_elsewhere(self, name: str) -> StreamInfo | None:
-        """Another region's stream of that name, if there is one. A second stream of the name would
-        never be exchanged between the regions."""
+        """Another region's stream of that name, if there is one. A second stream of the same name
+        would never be exchanged between the regions."""
         for peer in self.peers.values():
             for info in peer.infos.values():
                 foreign = info.name == name and info.owner != self.config.region
@@ -475,6 +483,8 @@ class RegionSync(HandlerMachine):
                     self._advertise(node)
 
     def _advertise(self, node: Peer) -> None:
+        """Send a server of another region the ends that have changed since the last advertisement
+        to it; in a new session, all ends."""
         known = self.advertised.get(node)
         full = known is None
         if known is None:
@@ -509,7 +519,7 @@ class RegionSync(HandlerMachine):
         self._send(node, message)
 
     def _on_region_stale(self, peer: Peer, message: RegionStale) -> None:
-        """R7: this replica is not the tail any more, because another region knows a later epoch of
+        """R7: this replica is no longer the tail, because another region knows a later epoch of
         this region's chain."""
         if peer not in self.region_of:
             return  # accepted only from servers of other regions
@@ -534,7 +544,7 @@ class RegionSync(HandlerMachine):
             return  # accepted only from servers of that region
         parts = self.partial.setdefault(node, [])
         if message.more:  # an advertisement is applied only when all its parts are here
-            if len(parts) <= PARTS_MAX:  # one part too many is kept, to recognise the excess
+            if len(parts) <= PARTS_MAX:  # one part too many is kept: it shows the excess below
                 parts.append(message)
             return
         del self.partial[node]
@@ -546,7 +556,7 @@ class RegionSync(HandlerMachine):
         if message.epoch < peer.epoch:
             self._send(node, RegionStale(peer.name, peer.epoch))
             return
-        moved = message.epoch > peer.epoch or node != peer.tail
+        moved = message.epoch > peer.epoch or node != peer.tail  # the region has another tail
         peer.epoch, peer.tail, peer.heard_ns = message.epoch, node, self.now_ns
         peer.head, peer.owners, peer.life = message.head, message.owners, message.life
         peer.infos.update((info.stream_id, info) for info in message.infos)
@@ -593,6 +603,7 @@ class RegionSync(HandlerMachine):
             return
         known = self.counts.setdefault(node, [])
         count = next((count for count in known if count.disk == message.disk), None)
+        # In another life, the disk must have begun with a higher number than we had received.
         if count is not None and count.life != message.life and message.start <= count.serial:
             self.counters["sprinkler.region-behind"] += 1
             self._send(node, RegionBehind(message.disk, count.serial))
@@ -631,8 +642,8 @@ class RegionSync(HandlerMachine):
         self.forks.on_hide(peer, message)
 
     def _record_streams(self, peer: PeerRegion) -> None:
-        """Adopt streams that another region has and our directory lacks. Each is adopted only once
-        while this replica is the head."""
+        """Adopt streams that another region has and our directory lacks: add them to it. Each is
+        adopted only once while this replica is the head."""
         for stream_id, info in peer.infos.items():
             if not self.service.is_listed(stream_id) and stream_id not in self.recorded:
                 self.recorded[stream_id] = True
@@ -691,8 +702,8 @@ class RegionSync(HandlerMachine):
         self._send(peer.tail, message)
 
     def _newest_ns(self, stream: Copy) -> int:
-        """The time of the last event below the first position that is pulled; 0 if that event is
-        not on disk yet."""
+        """The time of the last event before the first missing position; 0 if that event is not on
+        disk yet."""
         # `time_ns` of the last batch would be wrong: after a slice of a compacted batch it may be
         # that of a later event.
         return self.forks.time_of(stream.stream_id, stream.whole - 1)
@@ -768,7 +779,7 @@ class RegionSync(HandlerMachine):
                 source
                 and source.node == node
                 and source.subscribed_ns <= self.now_ns - (self.config.advertise_ns)
-            ):  # at most once per period, because messages that are on their way will not fit
+            ):  # at most once per period, because messages that are on their way do not fit either
                 self._subscribe(stream, self.peers[source.region])
             return
         if source and source.node == node:
@@ -779,6 +790,7 @@ class RegionSync(HandlerMachine):
             if message.batches[-1].hi > stream.end:
                 stream.newest_ns = max(b.time_ns for b in message.batches)
             for batch in message.batches:
+                # Compacted batches lack some of their events, or have events of several publishers.
                 if batch.rows != batch.count or (batch.kind == DATA and not batch.pub_no):
                     stream.unnamed = batch.hi
             self.command(AppendAt(message.stream, message.batches))
@@ -791,7 +803,7 @@ class RegionSync(HandlerMachine):
         stream.asked_ns = self.now_ns
         stream_id, since_ns = stream.stream_id, stream.recovering_since_ns
         holders = [p for p in self.peers.values() if p.tail and stream_id in p.ends]
-        able = [p for p in holders if p.ends[stream_id] >= stream.unnamed]
+        able = [p for p in holders if p.ends[stream_id] >= stream.unnamed]  # they can know enough
         if able and since_ns is not None:
             able = holders  # a recovering owner must know how far each region has appended
         elif owner := [p for p in able if p.name == stream.info.owner]:
@@ -830,7 +842,8 @@ class RegionSync(HandlerMachine):
             self._send(event.token, answer)
 
     def _on_publishers_known(self, node: Peer, message: PublishersKnown) -> None:
-        """Take another region's publishers' state, if it is complete or no region's is complete."""
+        """Take over another region's publishers' state, if it is complete, or if no region has a
+        complete one."""
         stream = self.streams.get(message.stream)
         if self.region_of.get(node) != message.region:
             return  # accepted only from servers of that region
@@ -839,6 +852,8 @@ class RegionSync(HandlerMachine):
         if data is None or stream is None or not self.is_head:
             return
         stream.confirmed[message.region] = message.appended
+        # The state must cover all events whose publishers are unknown, and no events that are not
+        # here yet.
         if not 0 < stream.unnamed <= message.end <= stream.end:
             return
         horizon_ns = 0
@@ -858,13 +873,14 @@ class RegionSync(HandlerMachine):
     def _fits(self, stream: Copy, batches: tuple[Batch, ...]) -> bool:
         """Whether batches continue our copy of the stream.
 
-        R9: void positions are sent explicitly, so a gap is damage: the positions are requested
+        R9: void positions are sent explicitly, so a gap means damage: the positions are requested
         again and never treated as void. R10: a batch must not be older than the events before it,
-        because no replica could index it.
+        because retention can index only events whose times do not decrease.
         """
         if any(b.stream_id != stream.stream_id for b in batches):
             return False
-        # Batches that begin below our end are not checked: their last row may be here already.
+        # The times of batches that begin below our end are not checked, because `newest_ns` may be
+        # the time of an event in them.
         fresh = [b.time_ns for b in batches if b.rows and b.lo >= stream.end]
         times = [stream.newest_ns, *fresh]
         return batches[0].lo <= stream.end and times == sorted(times)
@@ -900,7 +916,7 @@ class RegionSync(HandlerMachine):
         if inp.peer in self.region_of:
             if inp.speaks:
                 self.speaks[inp.peer] = inp.speaks
-            else:  # it sent no list
+            else:  # the server sent no list
                 self.speaks.pop(inp.peer, None)
         if self.is_tail and inp.peer in self.region_of:
             self.advertised.pop(inp.peer, None)
@@ -919,9 +935,10 @@ class RegionSync(HandlerMachine):
                 region.tail = ""
         for copy in self.streams.values():
             if copy.source and copy.source.node == peer:
-                self._lost_source(copy)
+                self._source_down(copy)
 
-    def _lost_source(self, stream: Copy) -> None:
+    def _source_down(self, stream: Copy) -> None:
+        """Choose another source. The literal rule keeps the source until another region leads."""
         if self.config.switching == "literal":
             return
         stream.source = None

@@ -18,6 +18,8 @@ __all__ = ["SprinklerRole"]
 
 
 class SprinklerRole:
+    """Implements `core.roles.Role`, which explains the members."""
+
     name = "sprinkler"
     delivery = Broadcast.name
     config: type[Any] = SprinklerConfig

@@ -1,5 +1,8 @@
 """Decides from which other region a stream is pulled (its *source*), and when to switch.
 
+Regions *advertise*, periodically, the ends of their copies of streams. A region is *ahead* of
+another one if its end of the stream is higher.
+
 There are two rules. The *literal* rule is the paper's: switch to a region if it advertises an end
 that is higher than the source's last advertised end by more than C / (time since the source's
 advertisement). This rule stalls if a source fails after it has advertised n, and no other region
@@ -10,8 +13,8 @@ differs in these points:
 * A source that is silent, or is ahead but sends nothing, is given up.
 * A region that is not ahead of this one is never chosen.
 * If a region is ahead of the source for some time, even by little, this is enough to switch.
-* C is proportional to the stream's rate. This prevents repeated switching between regions that are
-  equally far.
+* C is proportional to the stream's rate. This prevents repeated switching between regions whose
+  ends are about equal.
 """
 
 from collections import Counter
@@ -36,7 +39,8 @@ __all__ = [
     "measure_rate",
 ]
 
-MARGIN_NS = 10 * MS  # a lead of less than the events of this time is ignored as noise
+# A lead is ignored as noise if it is less than the events that are published in this time.
+MARGIN_NS = 10 * MS
 
 
 @dataclass(slots=True)
@@ -44,11 +48,11 @@ class Source:
     """The region and server from which a stream is pulled (`expects` in the paper)."""
 
     region: str
-    node: Peer
-    end: int  # as last advertised by that region
+    node: Peer  # the server: the region's tail
+    end: int  # the highest end that this region has advertised or sent
     advertised_ns: int  # when the region last advertised
     progress_ns: int  # when events last arrived, or when this region subscribed
-    subscribed_ns: int = 0
+    subscribed_ns: int = 0  # when this region subscribed
 
 
 @dataclass(slots=True)
@@ -61,27 +65,32 @@ class Lead:
 
 @dataclass(slots=True)
 class Copy:
-    """This region's copy of a stream: `state` is its state at the stream service."""
+    """This region's copy of a stream. It is *pulled* (fetched) from another region, the source; if
+    this region owns the stream, only after a loss."""
 
     info: StreamInfo
-    state: StreamState
+    state: StreamState  # at the stream service
     made_epoch: int = 0  # if it was created here: the epoch of our chain at that time; else 0
-    made_now: bool = False  # created by this head since its start
+    made_now: bool = False  # created by this replica, as the head, since its start
     begun: int = 1  # its end when this replica became the head
     newest_ns: int = 0  # time of the newest event pulled from another region
     source: Source | None = None
     leads: dict[str, Lead] = field(default_factory=dict)  # regions ahead of the source
     rate: float = 0.0  # events a second, smoothed
-    rate_end: int = 1
+    rate_end: int = 1  # its end when the rate was last measured
     asked_ns: int = -1 << 62  # when the publishers' state was last requested
-    # Answers of other regions to a recovering owner: how far each has appended, and which of them
-    # do not know all publishers.
+    # Answers of other regions to a recovering owner: region → the end of what it has appended, and
+    # the regions that do not know all publishers.
     confirmed: dict[str, int] = field(default_factory=dict)
     unsure: dict[str, None] = field(default_factory=dict)
-    # The end of compacted batches that were pulled without the publishers' state (R4); 0: none.
+    # If not 0: the publishers of some events below this end may not be known here, for example
+    # because compacted batches were pulled. The publishers' state must be requested (R4).
     unnamed: int = 0
-    recovering_since_ns: int | None = None  # this region owns the stream and recovers it (R8)
-    outdated: bool = False  # if so: other regions may have later events than our disk
+    # Not None: this region owns the stream, has lost part of it, and recovers it since then (R8).
+    recovering_since_ns: int | None = None
+    # While it recovers: the lost part may have been at the end, so other regions may have later
+    # events than our disk. False: only positions in a hole are missing.
+    outdated: bool = False
     suspended: bool = False  # Suspend is in force: the stream service assigns no positions
 
     @property
@@ -115,14 +124,15 @@ class PeerRegion:
     tail: Peer = ""  # the replica that advertises; "" when unreachable
     head: Peer = ""  # the replica that accepts publishes
     owners: bytes = b""  # its table of owners, as a digest
-    ends: dict[LogId, int] = field(default_factory=dict)
+    ends: dict[LogId, int] = field(default_factory=dict)  # of its copies of streams
     infos: dict[LogId, StreamInfo] = field(default_factory=dict)
-    heard_ns: int = -1  # last advertisement
+    heard_ns: int = -1  # when its last advertisement came; -1: none so far
     life: bytes = b""  # random, drawn at each start of its tail
 
 
 class Regions(Protocol):
-    """The members of `RegionSync` that its parts (forks, forwarding, recovery) use."""
+    """The members of `RegionSync` that its parts (forks, forwarding, recovery) use. They are
+    explained there."""
 
     config: SprinklerConfig
     service: Streams
@@ -132,7 +142,7 @@ class Regions(Protocol):
     now_ns: int
     streams: dict[LogId, Copy]
     peers: dict[str, PeerRegion]
-    members: tuple[Peer, ...]
+    members: tuple[Peer, ...]  # of the chain, the head first
     is_head: bool
     doubles: dict[tuple[str, str], bool]
     region_of: dict[Peer, str]  # servers of other regions
@@ -169,8 +179,8 @@ def leads_enough(stream: Copy, region: str, end: int, now_ns: int, config: Sprin
     source = stream.source
     assert source is not None
     lead = end - source.end
-    # Of two regions that are equally far, each is ahead of the other by a few milliseconds' events
-    # at times.
+    # Even if two regions get events equally fast, now one and now the other is ahead, by the events
+    # of a few milliseconds.
     if end <= stream.whole or lead <= stream.rate * MARGIN_NS / SECOND:
         stream.leads.pop(region, None)
         return False
@@ -180,10 +190,11 @@ def leads_enough(stream: Copy, region: str, end: int, now_ns: int, config: Sprin
 
 
 def has_led(stream: Copy, region: str, end: int, now_ns: int, config: SprinklerConfig) -> bool:
-    """Note whether a region is ahead of the source. Returns whether it has been for `dead_ns`.
+    """Note whether a region is ahead of the source. Returns whether it was ahead for all of the
+    last `dead_ns`.
 
-    While a stream moves, this is called for each advertisement. An idle stream is not advertised,
-    so this must also be called periodically.
+    While a stream gets new events, this is called for each advertisement. An idle stream is not
+    advertised, so this must also be called periodically.
     """
     source = stream.source
     assert source is not None

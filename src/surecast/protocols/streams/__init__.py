@@ -14,7 +14,7 @@ Files
     messages.py         messages between clients and servers of a region
     service.py          the layer: directory, publishing, retention, readers
     stream.py           the state of one stream at a replica
-    directory.py        which streams exist, as a log of the chain
+    directory.py        the list of all streams, which is a log of the chain
     compaction_plan.py  which parts of a log are worth rewriting
     cursors.py          named subscriptions: a layer over the service
     cursor_log.py       the log of named subscriptions, and the table built from it

@@ -1,11 +1,11 @@
 """Decides which part of a log to compact next: rewrite without void (obsolete) events.
 
 A log is divided into *pieces* and compacted piece by piece, so that one rewrite is bounded however
-long the log is. A piece is rewritten when a certain share of its rows has become void since it was
-last written, or when it consists of many tiny batches. Neighbouring pieces that have also shrunk,
-or are not much larger, are rewritten together with it, and all become one piece. So the number of
-pieces stays proportional to the number of live (not void) events, and the total amount of rewritten
-data is a small multiple of the published data.
+long the log is. A piece is rewritten when a certain share of its rows (events) has become void
+since it was last written, or when it consists of many tiny batches. Neighbouring pieces that have
+also shrunk, or are not much larger, are rewritten together with it, and all become one piece. So
+the number of pieces stays proportional to the number of live (not void) events, and the total
+amount of rewritten data is a small multiple of the published data.
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,10 @@ from surecast.columns.intervals import IntervalSet
 
 __all__ = ["Piece", "Pieces"]
 
-SMALL_ROWS = 16  # batches are worth joining if they have fewer rows than this on average
-BATCHES_MIN = 64  # and if there are at least this many of them
+# The batches of a piece are worth joining if they have fewer rows than SMALL_ROWS on average, and
+# there are at least BATCHES_MIN of them.
+SMALL_ROWS = 16
+BATCHES_MIN = 64
 JOINED = 4  # a neighbour up to this many times as large as the piece is rewritten with it
 AT_ONCE = 8  # most pieces that are rewritten together, which bounds what a rewrite reads
 
@@ -36,6 +38,7 @@ class Piece:
 
     @property
     def is_tiny_batches(self) -> bool:
+        """Whether it consists of many tiny batches."""
         return self.batches >= BATCHES_MIN and self.rows < SMALL_ROWS * self.batches
 
 
@@ -49,7 +52,8 @@ class Pieces:
         self.closed: list[Piece] = []
         self.open = Piece(1, 1)
         self.under_way: tuple[int, int] | None = None  # the range that is being rewritten
-        # The number of void positions when last nothing was worth rewriting; -1: look again.
+        # How many positions were void when `begin` last found nothing worth rewriting. If it is
+        # still this number, `begin` need not look at all pieces. -1: look in any case.
         self.looked = -1
         # Whether the open piece may be closed before it is full. The service sets this to true
         # once per period, and `begin` to false. (In a busy stream the open piece would otherwise
@@ -107,7 +111,9 @@ class Pieces:
         if piece.rows < SMALL_ROWS:
             return
         gone = sum(positions.clip(piece.lo, piece.hi).total() for positions in voids)
-        gone -= piece.hi - piece.lo - piece.rows  # not those that were void when it was written
+        # Do not count positions that were void already when the piece was written (those without a
+        # row).
+        gone -= piece.hi - piece.lo - piece.rows
         if gone >= max(1, share * piece.rows):
             self._close()
 
@@ -120,6 +126,7 @@ class Pieces:
         self, first: int, live: list[int], gone: list[int], share: float
     ) -> tuple[int, int]:
         """The range of closed piece number `first` and of the neighbours to rewrite with it."""
+        # The pieces [first, last): `rows` are left after the rewrite, `held` are there before it.
         last, rows, held = first + 1, live[first], self.closed[first].rows
 
         def joins(i: int) -> bool:
@@ -150,6 +157,7 @@ class Pieces:
         self.looked = -1
 
     def failed(self) -> None:
+        """The rewrite failed, and the log is unchanged."""
         self.under_way = None
 
     def _live(self, voids: list[IntervalSet]) -> list[int]:
@@ -165,8 +173,8 @@ def _below(voids: IntervalSet, edges: Int64s) -> Int64s:
     los, his = voids.to_arrays()
     if not los.size:
         return np.zeros(edges.size, np.int64)
-    whole = np.concatenate((np.zeros(1, np.int64), np.cumsum(his - los)))
+    whole = np.concatenate((np.zeros(1, np.int64), np.cumsum(his - los)))  # in runs before each run
     run = np.searchsorted(los, edges, "right") - 1  # the last run that begins at or below the edge
     inside = np.minimum(edges, his[run]) - los[run]
-    found: Int64s = np.where(run < 0, 0, whole[np.maximum(run, 0)] + inside)
-    return found
+    counts: Int64s = np.where(run < 0, 0, whole[np.maximum(run, 0)] + inside)
+    return counts

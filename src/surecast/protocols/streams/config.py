@@ -41,10 +41,13 @@ class StreamsConfig:
     chain: str = ""  # the chain below; "" means the chain that has the name of the region
     addresses: dict[Peer, str] = field(default_factory=dict)  # of the replicas, sent to clients
     http: dict[Peer, str] = field(default_factory=dict)  # HTTP addresses, also sent to clients
-    settle_ns: int = 100 * MS  # events older than this are served without void rows
+    # Events newer than this are sent to readers as they were published. Older events are sent
+    # without those that have become void (obsolete).
+    settle_ns: int = 100 * MS
     serve_bytes_max: int = 256 << 10  # bytes of one message to a reader
     serves_per_step: int = 8  # messages per step to one reader, so that it does not delay others
-    coalesce_rows_max: int = 4096  # rows of a batch that joins the live rows of several batches
+    # Most events of a batch that is made by joining the remaining events of several batches.
+    coalesce_rows_max: int = 4096
     compact_ns: int = 2 * SECOND  # how often logs are checked for parts to compact
     compact_share: float = 0.75  # a part is rewritten if this share of its events is void
     piece_rows_max: int = 1 << 18  # events of one part of a log for compaction
@@ -54,10 +57,13 @@ class StreamsConfig:
     expire_ns: int = 1 * SECOND  # how often keep_for streams are checked for old events
     streams_max: int = 10_000  # streams that are not deleted; no more are created
     deleted_max: int = 50_000  # deleted streams, which stay in the directory; no more are deleted
-    subscriptions_max: int = 100_000  # readers times streams, at one replica
+    # Readers of all streams, at one replica; a reader of two streams counts twice.
+    subscriptions_max: int = 100_000
     cursors_max: int = 10_000  # named subscriptions
     cursors_deleted_max: int = 1_000  # deleted names that are kept, to recognise retries
-    cursors_dead_max: int = 10_000  # entries of deleted names, above which their log is rewritten
+    # The log of named subscriptions is rewritten if at least this many entries only record that
+    # something was deleted, and these are not few compared to the others.
+    cursors_dead_max: int = 10_000
     cursors_reset_max: int = 10_000  # streams in one reset of a named subscription
     cursors_page_max: int = 1_000  # subscriptions and positions in one answer to a client
     cursors_shown_max: int = 1_000  # positions of named subscriptions in status and /metrics
@@ -79,24 +85,31 @@ class StreamsConfig:
 
 @dataclass(frozen=True, slots=True)
 class PublisherConfig:
+    """A publishing client."""
+
     replicas: tuple[Peer, ...]  # of its own region
     inflight_max: int = 16  # batches sent and not acknowledged; at most the chain's inflight_max
     retry_ns: int = 500 * MS  # without progress for this long, try the next replica
     backoff_ns: int = 50 * MS  # after a temporary refusal
-    lost_ns: int = 10 * SECOND  # a head that expects acknowledged batches this long has lost them
+    # If a head asks for batches that were already acknowledged, for this long, it has lost them.
+    lost_ns: int = 10 * SECOND
     queue_max: int = 100_000  # batches offered and not acknowledged
     owner_ns: int = 10 * SECOND  # if the owner is unreachable this long, publishes to it fail
 
 
 @dataclass(frozen=True, slots=True)
 class InquirerConfig:
+    """A client that sends questions to its region."""
+
     replicas: tuple[Peer, ...]  # of its own region
     retry_ns: int = 500 * MS  # without an answer for this long, ask the next replica
     backoff_ns: int = 50 * MS  # after a temporary refusal
-    questions_max: int = 10_000
+    questions_max: int = 10_000  # questions that are open at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriberConfig:
+    """A client that reads from the servers of its region (subscriber or fetcher)."""
+
     replicas: tuple[Peer, ...]  # of its own region
     idle_ns: int = 1 * SECOND  # if nothing is received for this long, use the next replica

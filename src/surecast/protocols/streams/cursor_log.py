@@ -1,16 +1,16 @@
 """The log of named subscriptions: its entries, and the table built from them (for cursors.py).
 
 A named subscription, or *cursor*, has a name, a *holder* (the client that may save positions) and a
-position in each stream. Entries have keys: the key "/name" for the holder of a name, and the stream
-id, "/" and the name for the position of the name in a stream. The latest entry of a key is the
-whole state of this key, so compaction may remove the earlier entries of the key at any time, in any
+position in each stream. Entries have keys. The holder of a name has the key "/<name>"; the position
+of a name in a stream has the key "<stream id>/<name>". The latest entry of a key is the whole state
+of this key, so compaction may remove the earlier entries of the key at any time, in any
 order. Therefore a deletion writes an entry for every key of the name. Without it, the last entry of
 a key would stay in the log, and would be valid again after a restart.
 
 Entries that delete a name stay in the log, because they are the latest of their keys. When there
-are many of them, the head copies all valid entries to the end of the log and appends a COLLECT
-event for all positions below the first copy. Entries below that position are no longer valid,
-whether compaction has removed them yet or not.
+are many of them, the head copies all valid entries to the end of the log and then appends a COLLECT
+event, which makes all entries below the first copy void (obsolete). These are no longer valid, even
+if compaction has not removed them yet.
 """
 
 from collections.abc import Iterable
@@ -37,6 +37,7 @@ __all__ = [
     "entries_batch",
 ]
 
+# Values of `CursorEntry.what`:
 RESET: Final = "reset"
 DELETED: Final = "deleted"
 FORMER_MAX: Final = 8  # former holders that are kept: their requests may still arrive
@@ -45,13 +46,13 @@ FORMER_MAX: Final = 8  # former holders that are kept: their requests may still 
 class CursorEntry(msgspec.Struct, array_like=True, frozen=True):
     """An entry of the log, of one of two kinds.
 
-    If `stream` is set, the entry is the position of `name` in this stream; 0 removes the position.
-    If not, the entry is the holder of `name` from here on. The fields from `change` on are written
-    only if one of them is set.
+    If `stream` is set, the entry says that `name` has the position `seq` in this stream; a `seq` of
+    0 removes the position. If `stream` is empty, the entry says that `holder` is the holder of
+    `name` from here on. The fields from `change` on are written only if one of them is set.
     """
 
     name: str
-    holder: bytes
+    holder: bytes  # b"": there is none, or (for a position) it was not saved by a holder
     stream: bytes = b""
     seq: int = 0
     change: bytes = b""  # identifies the last request that reset or deleted the name
@@ -77,7 +78,7 @@ def decode_entry(value: bytes) -> CursorEntry:
     try:
         return _decoder.decode(value)
     except msgspec.DecodeError as error:
-        raise PeerError(f"a cursor cannot be read: {error}") from None
+        raise PeerError(f"an entry of a cursor cannot be read: {error}") from None
 
 
 def entries_batch(entries: Iterable[CursorEntry]) -> Batch:
@@ -104,7 +105,7 @@ def collected_below(value: bytes) -> int:
 class Cursor:
     """One named subscription."""
 
-    holder: bytes = b""
+    holder: bytes = b""  # b"": there is none
     positions: dict[LogId, int] = field(default_factory=dict)
     moved_ns: dict[LogId, int] = field(default_factory=dict)  # when each position was saved
     change: bytes = b""  # this, `what` and `expelled` are as in CursorEntry
@@ -120,7 +121,8 @@ class Cursor:
         return replace(self, positions=dict(self.positions), moved_ns=dict(self.moved_ns))
 
     def refusal(self, holder: bytes) -> str:
-        """Why `holder` may not read under this name; empty if it is the holder."""
+        """Why `holder` may not read under this name (as in `Attached.why`); empty if it is the
+        holder."""
         if holder == self.holder:
             return ""
         return self.what if holder == self.expelled else "fenced"
@@ -129,9 +131,9 @@ class Cursor:
         """Whether `holder` may never take the name again.
 
         A client makes a new identity (`holder`) for each subscription and takes the name once with
-        it. If this request is sent twice, the second copy may arrive after the name was reset or
-        deleted. It must not make the client the holder again. (No copy can arrive after a restart
-        of this replica, so `former` is not in the log.)
+        it. If it sends this request twice, the second one may arrive after the name was reset or
+        deleted. It must not make the client the holder again. (`former` is not in the log, because
+        no such request can arrive after a restart of this replica.)
         """
         return bool(self.change) and (holder == self.expelled or holder in self.former)
 
@@ -190,6 +192,7 @@ class CursorTable:
         self._deleted_max = deleted_max
 
     def get(self, name: str) -> Cursor:
+        """The cursor of a name, deleted or not; an empty one if there is none."""
         return self.names.get(name) or self.deleted.get(name) or Cursor()
 
     def take_former(self, other: "CursorTable") -> None:
@@ -199,6 +202,7 @@ class CursorTable:
                 cursor.former = other.get(name).former
 
     def live_entries(self) -> int:
+        """The number of entries that the log needs for the existing names."""
         return sum(1 + len(cursor.positions) for cursor in self.names.values())
 
     def take(self, entry: CursorEntry, time_ns: int) -> None:

@@ -1,15 +1,16 @@
 """Named subscriptions: a position in each stream, kept by the region across restarts of clients.
 
 A named subscription is also called a *cursor*. Its *holder* is the client that reads under its name
-and saves its positions; another client may take the name, and the previous holder is *fenced*. The
-cursors of a region are entries in a log of its chain, like the directory. The log is replicated,
-and compacted so that the latest entry of each key stays (`cursor_log.py`). The head of the chain
-writes all entries. It refuses requests of clients other than the holder, so that a fenced client
-cannot move the cursor of its successor. A new head answers no request before everything that its
-predecessors wrote is committed, because this may contain a new holder.
+and saves its positions. If another client takes the name, the previous holder is *fenced*: it may
+no longer save positions. The cursors of a region are entries in a log of its chain, like the
+directory. The log is replicated, and compacted so that the latest entry of each key stays
+(`cursor_log.py`). The head of the chain writes all entries. It refuses requests of clients other
+than the holder, so that a fenced client cannot move the cursor of its successor. A new head answers
+no request before everything that its predecessors wrote is committed, because this may contain a
+new holder.
 
-A reset or a deletion is one batch of entries. It removes the holder and changes the positions in
-one step, so no position that the former holder saves can be written after it.
+A reset or a deletion (by an operator) is one batch of entries. It removes the holder and changes
+the positions in one step, so the former holder cannot save a position after it.
 
 When a stream is deleted, the head removes the positions in it, also by entries in the log. A new
 head looks for such positions once, because its predecessor may not have removed all of them.
@@ -60,7 +61,7 @@ from surecast.protocols.streams.messages import (
 __all__ = ["Cursors"]
 
 HOLDER_LEN = 16
-WAITING_MAX = 10_000  # most clients that wait for an answer
+WAITING_MAX = 10_000  # most requests that wait for an answer
 READ_BYTES = 256 << 10  # bytes of the log that are read at a time
 COPIED_AT_ONCE = 1_000  # about how many entries are copied before waiting for their commit
 REMOVED_AT_ONCE = 1_000  # the same for positions in deleted streams that are removed
@@ -70,7 +71,7 @@ Question = Attach | Advance | CursorReset | CursorDelete
 
 @dataclass(slots=True)
 class Written:
-    """Entries of one name that the head has written and that are not all committed yet."""
+    """Entries of one name that the head has appended to the log and that are not all committed."""
 
     cursor: Cursor  # as it will be when the entries are committed
     end: int = 1  # the position after the last of the entries
@@ -81,7 +82,7 @@ class Waiting:
     """A client to be answered when the log is committed up to `end`."""
 
     peer: Peer
-    question: Question
+    question: Question  # its request
     end: int
 
 
@@ -126,14 +127,14 @@ class Cursors(HandlerMachine):
         self.config = config
         self.service = service
         self.disk = disk
-        self.is_head, self.is_clean = False, True
+        self.is_head, self.is_clean = False, True  # as in RoleChanged
         self.head: Peer = ""
         self.stored = CursorTable(config.cursors_deleted_max)
         self.committed = 1  # of the log: `stored` contains all entries below it
         self.written: dict[str, Written] = {}  # by this replica as the head, not committed yet
         self.barrier = 0  # a head answers no request before the log is committed up to here
         self.waiting: dict[tuple[Peer, int], Waiting] = {}  # by client and token
-        self.attached: dict[str, tuple[Peer, int]] = {}  # name → its client, and the Attach's token
+        self.attached: dict[str, tuple[Peer, int]] = {}  # name → (holder's node, token of Attach)
         self.copying: Copying | None = None
         # (name, deleted stream) of positions that the head must remove. None: a new head has not
         # looked for them yet.
@@ -151,7 +152,7 @@ class Cursors(HandlerMachine):
         was_head, self.is_head, self.is_clean = self.is_head, event.head, event.clean
         self.head = event.members[0] if event.members else ""
         if was_head == self.is_head:
-            self._remove_if_due()  # it may have become clean
+            self._remove_if_due()  # the chain may have become clean, which is a condition for it
             return
         self.written.clear()
         self.copying = self.to_remove = None
@@ -184,11 +185,13 @@ class Cursors(HandlerMachine):
         for name in [name for name, written in self.written.items() if written.end <= end]:
             del self.written[name]
         self._answer_waiting()
-        # Only one of these two in a step: after the first, the end of the log is not known here.
+        # Only one of these two in a step: after the first has appended entries, the end of the log,
+        # which the second needs, is not known here until the next step.
         if not self._remove_if_due():
             self._copy_if_due()
 
     def _apply(self, value: bytes, time_ns: int) -> None:
+        """Apply a committed entry, and tell a client that is no longer the holder."""
         entry = decode_entry(value)
         before = self.stored.get(entry.name).holder
         self.stored.take(entry, time_ns)
@@ -202,10 +205,10 @@ class Cursors(HandlerMachine):
 
     def _on_attach(self, peer: Peer, message: Attach) -> None:
         latest = self._latest(message.name)
-        lost = latest.refusal(message.holder)
+        lost = latest.refusal(message.holder)  # why this client is not the holder now
         if why := self._refusal(message):
             self._answer(peer, message, why)
-        elif lost and (not message.take or latest.is_barred(message.holder)):
+        elif lost and (not message.take or latest.is_barred(message.holder)):  # may not take it
             self._answer(peer, message, lost)
         elif not self._waits(peer, message):
             # An entry is written even if the client is the holder already. A former head that does
@@ -221,8 +224,8 @@ class Cursors(HandlerMachine):
         elif lost := latest.refusal(message.holder):
             self._answer(peer, message, lost)
         elif any(self._is_ahead(s, seq) for s, seq in message.positions.items()):
-            # The client has read positions that are not here: the chain may have continued without
-            # this replica.
+            # The client has read positions that this replica does not have: the chain may have
+            # continued without this replica, which is then no longer the head.
             self._answer(peer, message, "recovering")
         elif not self._waits(peer, message):
             ahead = [
@@ -236,18 +239,19 @@ class Cursors(HandlerMachine):
             self._answer_waiting()
 
     def _is_ahead(self, stream: LogId, seq: int) -> bool:
-        """Whether the position is beyond the end of the stream's log here. This is also so for any
-        position of an unknown stream, and for no position of a deleted one."""
+        """Whether the position is beyond the end of the stream's log here. All positions of an
+        unknown stream are; no position of a deleted stream is."""
         if self.service.is_deleted(stream):
             return False
+        # The end of an unknown stream is 1, so position 1 needs a test of its own.
         return seq > self.service.end_of(stream) or (
             seq == 1 and not self.service.is_listed(stream)
         )
 
     def _on_detach(self, peer: Peer, message: Detach) -> None:
-        asked = peer, message.token
-        self.waiting.pop(asked, None)
-        if self.attached.get(message.name) == asked:
+        attach = peer, message.token
+        self.waiting.pop(attach, None)
+        if self.attached.get(message.name) == attach:
             del self.attached[message.name]
 
     # ------------------------------------------------------------ requests of operators (head)
@@ -267,16 +271,17 @@ class Cursors(HandlerMachine):
             self._wait(peer, message)
 
     def _may_change(self, peer: Peer, message: CursorReset | CursorDelete, wrong: str = "") -> bool:
-        """Whether to carry out the request now. If not, the client is answered now or later.
+        """Whether to carry out the request now. If not, this method answers the client, now or when
+        the log is committed. `wrong`: a further reason to refuse the request.
 
         A request that is repeated, perhaps to another head, must not be carried out twice, because
         the name may have another holder by now. To recognise it, the entry of the name contains the
-        identity of the last request (`change`).
+        identity of the last request that was carried out (`change`).
         """
         latest = self._latest(message.name)
         is_known = message.name in self.table or message.name in self.written
         why = self._refusal(message)
-        if not why and latest.change == message.change:
+        if not why and latest.change == message.change:  # it was carried out before
             if not self._waits(peer, message):
                 self._wait(peer, message)
                 self._answer_waiting()
@@ -296,7 +301,7 @@ class Cursors(HandlerMachine):
             return "bad-position"
         if not all(map(self.service.is_listed, positions)):
             return "unknown-stream"
-        # Positions that are not committed may be truncated and later have other events.
+        # Positions that are not committed may be truncated, and may later have other events.
         beyond = any(seq > self.service.committed_end(s) for s, seq in positions.items())
         return "recovering" if beyond else ""
 
@@ -334,7 +339,7 @@ class Cursors(HandlerMachine):
                 streams = [stream for stream in streams if stream > after[1]]
                 if not streams:
                     continue
-            room = rows_max - rows - 1
+            room = rows_max - rows - 1  # for positions; the name itself needs one row
             if room < min(1, len(streams)):
                 return shown, after, False
             part = streams[:room]
@@ -359,6 +364,7 @@ class Cursors(HandlerMachine):
         return named is not None and named.stream_id == stream
 
     def _state(self, name: str, cursor: Cursor, streams: list[LogId]) -> CursorState:
+        """What is listed of a cursor, with its positions in these streams."""
         positions = tuple(
             CursorPosition(
                 self.service.streams[stream].info.name,
@@ -375,6 +381,7 @@ class Cursors(HandlerMachine):
     # ------------------------------------------------------------ refusals
 
     def _refusal_of_role(self) -> str:
+        """Why this replica answers no requests about cursors now; "" if it does."""
         if not self.is_head:
             return "not-head"
         return "recovering" if not self.is_clean or self.committed < self.barrier else ""
@@ -389,7 +396,7 @@ class Cursors(HandlerMachine):
         if len(self.waiting) >= WAITING_MAX:
             return "busy"
         if reads and message.name not in self.table and message.name not in self.written:
-            coming = sum(name not in self.table for name in self.written)
+            coming = sum(name not in self.table for name in self.written)  # new names
             if len(self.table) + coming >= self.config.cursors_max:
                 return "too-many"
         return ""
@@ -412,7 +419,7 @@ class Cursors(HandlerMachine):
             if written is None:
                 written = self.written[name] = Written(self._latest(name).copy())
             for entry in entries:
-                written.cursor.take(entry, 0)
+                written.cursor.take(entry, 0)  # the time is not used before the entry is committed
             written.end = self._end + len(together)
         self.out.append(PassDown(AppendOwn(CURSORS, entries_batch(together))))
 
@@ -460,7 +467,7 @@ class Cursors(HandlerMachine):
             self.counters["streams.cursors-removed"] += len(part)
         return bool(entries)
 
-    # ------------------------------------------------------------ the log, rewritten
+    # ------------------------------------------------------------ rewriting the log
 
     def _collect(self, start: int, end: int) -> None:
         """Build the table again from the entries in [start, end), because those below `start` are
@@ -486,7 +493,7 @@ class Cursors(HandlerMachine):
             if stored.dead < self.config.cursors_dead_max:
                 return
             if stored.dead < stored.live_entries() // 2:
-                return
+                return  # the copy would be much larger than what it saves
             names = [*stored.deleted, *stored.names]
             copying = self.copying = Copying(self._end, names[::-1], self._end)
         self._copy_part(copying)
@@ -503,7 +510,7 @@ class Cursors(HandlerMachine):
             self.out.append(PassDown(AppendOwn(CURSORS, entries_batch(entries))))
         if not copying.names:
             copying.collected = True
-            copying.end += 1
+            copying.end += 1  # the COLLECT event
             self.counters["streams.cursors-copied"] += 1
             self.out.append(PassDown(AppendOwn(CURSORS, collect_batch(copying.start))))
 
@@ -531,9 +538,9 @@ class Cursors(HandlerMachine):
             self._answer(waiting.peer, waiting.question, self._verdict(waiting.question))
 
     def _verdict(self, question: Question) -> str:
-        """Why the question is refused after the commit: another client has taken the name. (An
-        Advance is not refused any more: its positions were written while its client was the
-        holder.)"""
+        """The `why` of the answer after the commit. An Attach is refused if another client has
+        taken the name since. (An Advance is not refused any more: its positions were written while
+        its client was the holder.)"""
         if isinstance(question, Attach):
             return self.stored.get(question.name).refusal(question.holder)
         return ""

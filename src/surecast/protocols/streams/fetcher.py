@@ -1,9 +1,9 @@
 """A client's machine that fetches positions [lo, hi) of a stream, in order, and nothing else.
 
 A subscriber is sent all new events until it unsubscribes. That is too much for a client that needs
-a certain range, such as a task of a batch job. Such a client requests the range. The answer is a
-large part of the range, and after the last message of an answer the client requests the next part.
-After `Hold` it requests nothing until `Go`.
+a certain range, such as a task of a batch job. Such a client requests the range. The server answers
+with one or more messages that contain a large part of the range. After the last of them the client
+requests the next part. After `Hold` it requests nothing until `Go`.
 
 If a server declares positions lost (`RangeLost`), the client emits `Lost` in the order of positions
 and continues after them. It never skips any other positions.
@@ -41,6 +41,8 @@ WHY_MAX = 200  # characters of the reason for a loss that are passed to the appl
 
 
 class Fetcher(HandlerMachine):
+    """Fetches one range at a time; a new ReadRange replaces the current one."""
+
     handlers: ClassVar[dict[type, str]] = {
         RangeEvents: "_on_range_events",
         RangeLost: "_on_range_lost",
@@ -59,10 +61,10 @@ class Fetcher(HandlerMachine):
         self.config = config
         self.stream: LogId = b""
         self.position = 0  # the next position to deliver
-        self.hi = 0
+        self.hi = 0  # the end of the range
         self.held = False  # between Hold and Go
-        self.asking = False  # a request is open
-        self.heard_ns = 0
+        self.asking = False  # a request is not fully answered
+        self.heard_ns = 0  # when it was sent, or a part of its answer came
         self.target = 0  # the current server, as an index of `config.replicas`
 
     def _on_start(self, _inp: Start) -> None:
@@ -99,6 +101,7 @@ class Fetcher(HandlerMachine):
         return self.config.replicas[self.target]
 
     def _ask(self) -> None:
+        """Request the rest of the range, if there is one."""
         self.asking = False
         if self.position < self.hi and not self.held:
             self.asking = True
@@ -106,6 +109,7 @@ class Fetcher(HandlerMachine):
             self._send(self._server, ReadRange(self.stream, self.position, self.hi))
 
     def _ask_next(self) -> None:
+        """Continue at the next server."""
         self.target = (self.target + 1) % len(self.config.replicas)
         self._ask()
 
@@ -117,7 +121,7 @@ class Fetcher(HandlerMachine):
             return
         self.heard_ns = self.now_ns
         before = self.position
-        # Otherwise the message answers an earlier request, or is invalid.
+        # If this is false, the message answers an earlier request, or is invalid.
         if message.lo <= before < min(message.hi, self.hi):
             self.position = min(message.hi, self.hi)
             why = message.why[:WHY_MAX]
@@ -152,7 +156,7 @@ class Fetcher(HandlerMachine):
         self.asking = False
         if self.position > before:
             self._ask()
-        elif self.position < self.hi:
+        elif self.position < self.hi:  # the answer did not contain the next position
             self.out.append(Emit(Short(message.stream, message.end)))
             self.target = (self.target + 1) % len(self.config.replicas)
             self.out.append(SetTimer("again", self.now_ns + AGAIN_NS))

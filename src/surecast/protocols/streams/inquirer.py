@@ -39,6 +39,8 @@ __all__ = ["Inquirer"]
 
 
 class Inquirer(Requests):
+    """Translates questions into messages; `Requests` sends and repeats them."""
+
     handlers: ClassVar[dict[type, str]] = {
         StreamsAre: "_on_answer",
         Located: "_on_answer",
@@ -49,6 +51,8 @@ class Inquirer(Requests):
     }
 
     def _request(self, question: Any, token: int) -> Request:
+        """The request to send for a question. `of_head`: only the head can answer it; `keep`: it
+        stays open for further answers; `then`: what is sent in its place after the first answer."""
         match question:
             case WhichStreams(pattern):
                 watch = WatchStreams(token, pattern)

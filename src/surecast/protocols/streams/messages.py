@@ -1,4 +1,16 @@
-"""Messages between clients and servers of a region, and between owners and other regions' heads."""
+"""Messages between clients and servers of a region, and between owners and other regions' heads.
+
+The *head* of a region is the replica that accepts publishes and other changes. These fields mean
+the same in all messages:
+
+stream     the id of a stream
+lo, hi     a range [lo, hi) of positions, which contains `lo`, but not `hi`
+end        the first position that does not exist yet, at the sender
+positions  stream id → position
+token      chosen by the client; answers repeat it
+why        the reason of a refusal, one of the words listed at the message; "": no refusal
+head       used if `why` is not-head: the head of the region, which the client should ask instead
+"""
 
 from surecast.core.streams import CursorState, StreamInfo, StreamSpec
 from surecast.core.types import Batch, LogId, Message, Peer, tagged
@@ -40,7 +52,7 @@ class StreamsMessage(Message, tag=tagged("streams")):
 
 
 class Introduce(StreamsMessage):
-    """Request the name of the receiver, of its region and of the region's replicas."""
+    """Request the names of the receiver, of its region and of the region's replicas."""
 
 
 class Introduced(StreamsMessage):
@@ -53,23 +65,23 @@ class Introduced(StreamsMessage):
 
 
 class CreateStream(StreamsMessage):
-    """Open the stream, or create it."""
+    """Open the stream, or create it if it does not exist. Answered by StreamOpened."""
 
     name: str
     spec: StreamSpec
 
 
 class StreamOpened(StreamsMessage):
-    """The stream exists and every replica knows it. If it was not opened, `why` is the reason.
+    """The stream exists and every replica knows it. If it was not opened, `why` is the reason:
 
-    why: not-head (ask `head`), recovering and owner-unreachable (ask later), config-mismatch (the
-    stream exists with another configuration), too-many-streams, bad-name, bad-spec (too large),
+    not-head (ask `head`), recovering and owner-unreachable (ask later), config-mismatch (the stream
+    exists with another configuration), too-many-streams, bad-name, bad-spec (too large),
     no-delivery (a server does not have the delivery), other-region (the delivery works only within
     a region, and another region owns the name), owners-differ (regions disagree on the owner).
     """
 
     name: str
-    info: StreamInfo | None
+    info: StreamInfo | None  # None: see `why`
     why: str = ""
     head: str = ""
 
@@ -82,20 +94,25 @@ class Publish(StreamsMessage):
 
 
 class PubAck(StreamsMessage):
-    """The batch that begins at `pub_no` has position `seq` and is on disk at every replica. `more`
-    acknowledges later batches of the same publisher, as (pub_no, seq)."""
+    """The batch that begins at `pub_no` has position `seq` and is on disk at every replica."""
 
     stream: LogId
-    publisher: bytes
-    pub_no: int
-    seq: int
-    more: tuple[tuple[int, int], ...] = ()
+    publisher: bytes  # its id
+    pub_no: int  # the publisher's number of the batch's first event
+    seq: int  # the position of this event
+    more: tuple[tuple[int, int], ...] = ()  # (pub_no, seq) of later batches of the same publisher
 
 
 class PubNack(StreamsMessage):
-    """The batch was refused. why: not-head (ask `head`), out-of-order (send from `expected`), busy,
-    too-few-replicas, recovering, quarantined, unknown-stream, owner-unreachable, mismatch, expired,
-    bad-event, deleted, too-many-deleted."""
+    """The batch was refused.
+
+    why: not-head (ask `head`), out-of-order (send from the number `expected` on), busy (retry),
+    too-few-replicas (retry), recovering (retry), unknown-stream (retry), owner-unreachable (the
+    region that owns the stream), mismatch (another batch of this publisher has this number),
+    expired (it is no longer known what this publisher has sent, so a retry would not be
+    recognised), quarantined (the stream's log cannot be read), bad-event, deleted (the stream),
+    too-many-deleted (streams).
+    """
 
     stream: LogId
     publisher: bytes
@@ -167,25 +184,23 @@ class RangeLost(StreamsMessage):
 
 
 # ------------------------------------------------------------ questions
-# Each question has a token, which its answers repeat.
 
 
 class WatchStreams(StreamsMessage):
-    """Which streams match `pattern`? New streams that match are reported later, until
-    UnwatchStreams. Any replica can answer."""
+    """Which streams match `pattern`? The answer is one or more StreamsAre. New streams that match
+    are reported later, until UnwatchStreams. Any replica can answer."""
 
     token: int
     pattern: str
 
 
 class StreamsAre(StreamsMessage):
-    """Streams that match, and the end of each at the sender. `complete`: no further message about
-    existing streams follows."""
+    """Streams that match."""
 
     token: int
     infos: tuple[StreamInfo, ...]
-    ends: tuple[int, ...]
-    complete: bool
+    ends: tuple[int, ...]  # of each of them, at the sender
+    complete: bool  # no further message about existing streams follows
     why: str = ""  # too-many (the client watches too many patterns), bad-name
 
 
@@ -196,8 +211,8 @@ class UnwatchStreams(StreamsMessage):
 
 
 class Locate(StreamsMessage):
-    """From which position on are events of `stream` at or after `time_ns`? A `time_ns` of -1 asks
-    for the end of the stream."""
+    """Which is the first position of `stream` with an event at or after the time `time_ns`? With a
+    `time_ns` of -1: where does the stream end? Answered by Located."""
 
     token: int
     stream: LogId
@@ -213,32 +228,32 @@ class Located(StreamsMessage):
 
 
 class Attach(StreamsMessage):
-    """Make `holder` the holder of the named subscription `name`, which may save its positions.
-    `take`: even if it has another holder. Answered by Attached."""
+    """Make `holder` the holder of the named subscription `name`: only the holder may save its
+    positions. Answered by Attached."""
 
     token: int
     name: str
-    holder: bytes  # 16 random bytes
-    take: bool
+    holder: bytes  # 16 random bytes that the client has chosen
+    take: bool  # even if the subscription has another holder
 
 
 class Attached(StreamsMessage):
     """The client is the holder and should read from `positions` on (a stream without a position
     from 1 on), unless `why` is set.
 
-    why: not-head (ask `head`), fenced, reset, deleted, recovering and busy (ask later), too-many,
-    bad-name. This message is sent again, with fenced, when another client takes the name, and with
-    reset or deleted when an operator resets or deletes the subscription.
+    why: not-head (ask `head`), fenced (another client is the holder), reset and deleted (by an
+    operator), recovering and busy (ask later), too-many, bad-name. The message is also sent later,
+    without a further request, if the client stops being the holder: with fenced, reset or deleted.
     """
 
     token: int
-    positions: dict[bytes, int]
+    positions: dict[bytes, int]  # stream id → position
     why: str = ""
     head: str = ""
 
 
 class Advance(StreamsMessage):
-    """The holder has processed everything below these positions."""
+    """Save these positions: the holder has processed everything below them."""
 
     token: int
     name: str
@@ -263,7 +278,8 @@ class Detach(StreamsMessage):
 
 
 class ListCursors(StreamsMessage):
-    """Which named subscriptions exist, and at which positions? Only the head answers."""
+    """Which named subscriptions exist, and at which positions? The head answers with a page of them
+    (CursorsAre); other replicas refuse."""
 
     token: int
     name: str  # only this one; empty: all
@@ -277,7 +293,7 @@ class CursorsAre(StreamsMessage):
 
     token: int
     cursors: tuple[CursorState, ...]
-    after: tuple[str, bytes]
+    after: tuple[str, bytes]  # last name and stream of this page
     complete: bool
     why: str = ""
     head: str = ""

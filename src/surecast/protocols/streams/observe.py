@@ -12,12 +12,14 @@ from surecast.protocols.streams.service import StreamService
 
 __all__ = ["NAMED_MAX", "StreamsObserver"]
 
-LAG_HELP: Final = "positions of the stream that the named subscription has not acknowledged"
+LAG_HELP: Final = "positions from the saved position of the named subscription to the stream's end"
 OMITTED_HELP: Final = "series of streams_subscription_lag beyond streams.cursors_shown_max"
 NAMED_MAX: Final = 10  # streams that are listed by name; the others are only counted
 
 
 class StreamsObserver:
+    """Implements `core.roles.Observer` for the layers of this role."""
+
     codes: ClassVar[Mapping[str, Code]] = {
         "stream-quarantined": Code(
             "Part of a stream's log on this replica cannot be read. Positions before it are "
@@ -30,7 +32,7 @@ class StreamsObserver:
             "has them. Positions before them are served, publishes to a stream that this region "
             "owns wait, and the positions are fetched from another region that has them.",
             "Make sure that the other regions can be reached. If none has these positions, they "
-            "are lost: restore the data folder from a copy, or give the history up "
+            "are lost: restore the data folder from a copy, or give up the stream's history "
             "(force-new-stream).",
         ),
         "entries-lost": Code(
@@ -91,6 +93,7 @@ class StreamsObserver:
 
 
 def _of_own_logs(service: StreamService) -> Iterator[tuple[str, str]]:
+    """The alarms of logs that are not streams."""
     names = {DIRECTORY: "directory", CURSORS: "named subscriptions"}
     for log, name in names.items():
         if log in service.hole_at:

@@ -1,14 +1,14 @@
 """A publishing client: it numbers, sends, retries, and reports what was acknowledged.
 
-Batches are sent in order, and retried identical and in order, so that the head can distinguish a
-retry from a new batch (R3). After a temporary refusal the publisher retries; if a replica is silent
-or its session ends, it uses the next one. If a replica answers for some streams and not for others,
-the publisher repeats the unanswered requests only: a request that was forwarded to another region
-is lost if the head of that region crashes.
+Batches are sent in order, and retries are identical and in the same order, so that the head (the
+replica that accepts publishes) can distinguish a retry from a new batch (R3). After a temporary
+refusal the publisher retries; if a replica is silent or its session ends, it uses the next replica.
+If a replica answers for some streams and not for others, the publisher repeats the unanswered
+requests only. This happens if a request was forwarded to another region whose head then crashed.
 
-The batches of a *named* publisher come with its id and their numbers. They may have been offered
-before: before a restart, or at the same time at another client. The head recognises those that it
-has accepted. A number is never used for another batch, not even after a failure.
+The batches of a *named* publisher come with its id and their numbers. The same batches may have
+been offered before a restart, or by another client at the same time. The head recognises those that
+it has accepted. A number is never used for another batch, not even after a failure.
 """
 
 from collections import Counter, deque
@@ -41,8 +41,9 @@ from surecast.protocols.streams.messages import (
 
 __all__ = ["Publisher", "anonymous_publisher"]
 
-# Refusals that are final: a retry cannot succeed.
+# Refusals of a batch (PubNack) that are final: a retry cannot succeed.
 FINAL = ("mismatch", "expired", "bad-event", "quarantined", "deleted", "too-many-deleted")
+# The same for refusals to open a stream (StreamOpened).
 NEVER_OPENED = (
     "too-many-streams",
     "bad-name",
@@ -52,7 +53,7 @@ NEVER_OPENED = (
     "owners-differ",
 )
 UNREACHABLE = "owner-unreachable"
-DOUBLINGS_MAX = 4  # of the wait before an unanswered request is repeated
+DOUBLINGS_MAX = 4  # how often the wait before an unanswered request is repeated can double
 
 QueueKey = LogId | tuple[LogId, bytes]  # a stream; or a stream and a named publisher
 
@@ -69,8 +70,8 @@ class Retry:
     The wait doubles with each repetition, so that repetitions do not add to an overload.
     """
 
-    since_ns: int  # when the request was last sent, or part of it answered
-    repeated: int = 0  # times since it was last answered in part
+    since_ns: int  # when the request was last sent, or a part of it was last answered
+    repeated: int = 0  # how often it was repeated since a part of it was last answered
 
     def is_due(self, now_ns: int, retry_ns: int) -> bool:
         return now_ns - self.since_ns >= retry_ns << min(self.repeated, DOUBLINGS_MAX)
@@ -92,18 +93,19 @@ class StreamRequest:
 class StreamQueue:
     """The batches offered for one stream and not acknowledged, oldest first.
 
-    Each queue has its own publisher id, made with its first event and replaced after a batch that
-    can never be accepted, so that a number is never used for two different batches. The queue of a
-    named publisher keeps its id.
+    Each queue has its own publisher id, made with its first event. After a batch that can never be
+    accepted, the id is replaced, so that a number is never used for two different batches. The
+    queue of a named publisher keeps its id.
     """
 
-    publisher: bytes
+    publisher: bytes  # the publisher id of new batches
     retry: Retry  # of the batches under way
-    next_no: int = 1
+    next_no: int = 1  # the number of the next event offered
     waiting: deque[Batch] = field(default_factory=deque)
     tokens: deque[int] = field(default_factory=deque)  # of `waiting`, one each
-    lost_since_ns: int | None = None  # since then the head expects batches it has acknowledged
-    lost_seen_ns: int = 0  # when it last answered so
+    # Not None: since then the head expects acknowledged batches, so it may have lost them.
+    lost_since_ns: int | None = None
+    lost_seen_ns: int = 0  # when it last refused a batch for this reason
     cut_off_since_ns: int | None = None  # since then the owner's region is unreachable
     under_way: int = 0  # how many of `waiting`, from the front, have been sent
     named: bool = False
@@ -114,10 +116,13 @@ def _key(stream: LogId, queue: StreamQueue) -> QueueKey:
 
 
 def _first(queue: StreamQueue) -> tuple[bytes, int]:
+    """(publisher, pub_no) of the first waiting batch."""
     return queue.waiting[0].publisher, queue.waiting[0].pub_no
 
 
 class Publisher(HandlerMachine):
+    """Publishes to any number of streams, through one replica at a time."""
+
     handlers: ClassVar[dict[type, str]] = {
         PubAck: "_on_pub_ack",
         PubNack: "_on_pub_nack",
@@ -140,8 +145,8 @@ class Publisher(HandlerMachine):
         self.rng = rng
         self.opening: dict[str, StreamRequest] = {}  # by the stream's name
         self.queues: dict[QueueKey, StreamQueue] = {}
-        self.target = 0
-        self.progress_ns = 0  # when any request was last answered
+        self.target = 0  # the replica that is used, as an index of `config.replicas`
+        self.progress_ns = 0  # when a stream was last opened or a batch acknowledged
 
     def _on_start(self, _inp: Start) -> None:
         self.out.append(SetTimer("retry", self.now_ns + self.config.retry_ns))
@@ -156,13 +161,14 @@ class Publisher(HandlerMachine):
 
     @property
     def _head(self) -> Peer:
+        """The replica that is used. It should be the head; if it is not, it names the head."""
         return self.config.replicas[self.target]
 
     @property
     def unacknowledged(self) -> int:
         return sum(len(queue.waiting) for queue in self.queues.values()) + len(self.opening)
 
-    def _identity(self) -> bytes:
+    def _new_id(self) -> bytes:
         return anonymous_publisher(self.wall_ns, self.rng)
 
     def _on_offer(self, inp: Offer) -> None:
@@ -177,7 +183,7 @@ class Publisher(HandlerMachine):
         queue = self.queues.get(key)
         if queue is None:
             named = batch.pub_no > 0
-            publisher = batch.publisher if named else self._identity()
+            publisher = batch.publisher if named else self._new_id()
             queue = StreamQueue(publisher, Retry(self.now_ns), batch.pub_no or 1, named=named)
             self.queues[key] = queue
         assert not queue.named or batch.pub_no == queue.next_no, "a number was left out"
@@ -197,6 +203,7 @@ class Publisher(HandlerMachine):
         return self.queues.get((stream, publisher)) or self.queues.get(stream)
 
     def _send_more(self, stream: LogId, queue: StreamQueue) -> None:
+        """Send waiting batches that were not sent yet, as many as may be under way."""
         while queue.under_way < min(len(queue.waiting), self.config.inflight_max):
             if queue.waiting[queue.under_way].publisher != queue.waiting[0].publisher:
                 break  # batches with the previous publisher id must be acknowledged first
@@ -211,7 +218,8 @@ class Publisher(HandlerMachine):
             self._send_one_again(key)
 
     def _send_one_again(self, key: QueueKey | str) -> None:
-        """`key`: of a queue, or the name of a stream that is being opened."""
+        """Send the unacknowledged batches of a queue again, or the request to open a stream. `key`:
+        the key of the queue, or the name of the stream."""
         if isinstance(key, str):
             if request := self.opening.get(key):
                 request.retry.since_ns = self.now_ns
@@ -240,6 +248,7 @@ class Publisher(HandlerMachine):
             self._refused(peer, why, message.head, name)
 
     def _is_cut_off(self, since_ns: int) -> bool:
+        """Whether the owner's region has been unreachable for so long that requests to it fail."""
         return self.now_ns - since_ns >= self.config.owner_ns
 
     def _queue_of(self, message: PubNack) -> StreamQueue | None:
@@ -264,11 +273,11 @@ class Publisher(HandlerMachine):
             return  # acknowledged before
         self.progress_ns = self.now_ns
         if queue.waiting[0].pub_no != pub_no:
-            return  # it overtook an earlier one, and comes again when the batches are retried
+            return  # an earlier batch is not acknowledged: both will be, after they were retried
         self._ended(message.stream, queue, seq)
 
     def _ended(self, stream: LogId, queue: StreamQueue, seq: int) -> None:
-        """The first waiting batch is acknowledged at `seq`."""
+        """The first waiting batch is acknowledged at position `seq` (0: at an unknown position)."""
         queue.lost_since_ns = queue.cut_off_since_ns = None
         queue.retry.restart(self.now_ns)
         batch, token = queue.waiting.popleft(), queue.tokens.popleft()
@@ -303,14 +312,17 @@ class Publisher(HandlerMachine):
             self._refused(peer, message.why, message.head, _key(message.stream, queue))
 
     def _taken_before(self, message: PubNack, queue: StreamQueue) -> None:
-        """The head expects a later number and no longer has this batch in its dedup state: the
-        batch was committed long ago.
+        """Handle the refusal of a batch that was committed long ago: the head expects a later
+        number, and this batch is no longer among those by which it recognises retries.
 
-        A head keeps twice as many of a publisher's batches as may be unacknowledged at once. So a
-        batch that it no longer keeps was acknowledged, and so were all before it.
+        For each publisher, a head keeps the numbers of twice as many batches as may be
+        unacknowledged at once. So a batch that it no longer keeps was acknowledged, and so were all
+        before it.
         """
         batch = next(b for b in queue.waiting if b.pub_no == message.pub_no)
-        if message.expected < batch.pub_no + batch.count:  # then it had other boundaries
+        # If the head expects a number within this batch, it has accepted a batch that ends there: a
+        # different batch with the same numbers.
+        if message.expected < batch.pub_no + batch.count:
             self._fail(PubNack(message.stream, batch.publisher, batch.pub_no, "mismatch"), queue)
             return
         self.progress_ns = self.now_ns
@@ -319,12 +331,13 @@ class Publisher(HandlerMachine):
         self._send_more(message.stream, queue)
 
     def _is_history_lost(self, message: PubNack, queue: StreamQueue) -> bool:
-        """Whether the head has lost batches that it acknowledged: it has expected them for long."""
+        """Whether the head has lost batches that were acknowledged: for a long time, it has refused
+        the following ones because it expects these."""
         first = queue.waiting[0]
         if message.why != "out-of-order" or message.expected >= first.pub_no:
             return False
-        # A former head may be behind for a moment, and an old answer may arrive late: so the head
-        # must answer so repeatedly, for `lost_ns`.
+        # A former head may lack the last batches for a moment, and an old answer may arrive late.
+        # So this must be the answer again and again, for `lost_ns`.
         if (
             queue.lost_since_ns is None
             or self.now_ns - queue.lost_seen_ns > self.config.lost_ns // 4
@@ -334,10 +347,10 @@ class Publisher(HandlerMachine):
         return self.now_ns - queue.lost_since_ns > self.config.lost_ns
 
     def _refused(self, peer: Peer, why: str, head: Peer, refused: QueueKey | str) -> None:
-        """A temporary refusal, or not the head: use the head that is named, and retry soon.
+        """Handle a temporary refusal by `peer`: use `head`, if one is named, and retry soon.
 
-        If the head has moved, everything is sent again; else only the stream (or the name) that was
-        refused, because others may not be affected.
+        If `peer` is not the head, everything is sent again. Otherwise only what was refused (the
+        batches of a queue, or the request to open a stream), because the rest may not be affected.
         """
         if peer != self._head:
             return
@@ -345,13 +358,15 @@ class Publisher(HandlerMachine):
             self.target = self.config.replicas.index(head)
         elif why == "not-head":
             self.target = (self.target + 1) % len(self.config.replicas)
+        # The keys of timers: "again" for everything, ("again", key) for one queue or stream.
         key = "again" if why == "not-head" else ("again", refused)
         self.out.append(SetTimer(key, self.now_ns + self.config.backoff_ns))
 
     def _fail(self, message: PubNack, queue: StreamQueue) -> None:
-        """This batch can never be accepted. Later batches would be out of order, so they fail,
-        too."""
+        """Report that the batch in `message` failed: it can never be accepted. All later batches of
+        the queue fail, too, because they would be out of order."""
         failed: list[tuple[Batch, int]] = []
+        # Take batches from the end of the queue, up to and including the one in `message`.
         while not failed or (failed[-1][0].publisher, failed[-1][0].pub_no) != (
             message.publisher,
             message.pub_no,
@@ -360,7 +375,7 @@ class Publisher(HandlerMachine):
         for batch, token in reversed(failed):
             self.out.append(Emit(Failed(message.stream, batch.pub_no, message.why, token)))
         if not queue.named:
-            queue.publisher, queue.next_no = self._identity(), 1
+            queue.publisher, queue.next_no = self._new_id(), 1
         queue.lost_since_ns = queue.cut_off_since_ns = None
         queue.under_way = min(queue.under_way, len(queue.waiting))
         self._drop_if_idle(message.stream, queue)

@@ -1,4 +1,4 @@
-"""Answers clients' questions about a region: which replicas and streams exist, positions of times.
+"""Answers clients' questions about a region: its replicas, its streams, the position of a time.
 
 Any replica answers them immediately, from what is committed there. The questions change nothing.
 """
@@ -95,8 +95,8 @@ class Queries(HandlerMachine):
                     self._tell(peer, token, [info], True)
 
     def _tell(self, peer: Peer, token: int, infos: list[StreamInfo], complete: bool) -> None:
-        # The full end. Readers may not be shown all of it yet (it is not indexed by retention, or
-        # is damaged), but the client must not assume that the stream is shorter.
+        # These ends may be higher than what readers are shown, because a part is damaged or not
+        # indexed by retention yet. A client must not assume that the stream is shorter.
         ends = tuple(self._end(info.stream_id) for info in infos)
         self._send(peer, StreamsAre(token, tuple(infos), ends, complete))
 
@@ -108,7 +108,7 @@ class Queries(HandlerMachine):
     def _on_peer_down(self, inp: PeerDown) -> None:
         self.watches.pop(inp.peer, None)
 
-    # ------------------------------------------------------------ where a time begins
+    # ------------------------------------------------------------ the position of a time
 
     def _on_locate(self, peer: Peer, message: Locate) -> None:
         stream = self.service.streams.get(message.stream)
@@ -119,20 +119,20 @@ class Queries(HandlerMachine):
             self._send(peer, Located(message.token, 0, "stream-deleted"))
             return
         end = self.service.visible_end(stream)
-        if message.time_ns < 0:
+        if message.time_ns < 0:  # the end is requested
             self._send(peer, Located(message.token, self._end(message.stream)))
             return
         self.service.feed(stream)
         if not stream.quarantined and stream.index.end < end:
-            # After a start with a long log: retention has not indexed it, so its times are not
-            # known yet.
+            # Retention has not indexed the whole log yet (it is long, and the server was just
+            # started), so not all times are known.
             self._send(peer, Located(message.token, 0, "recovering"))
             return
         self._send(peer, self._located(stream, message))
 
     def _located(self, stream: Stream, message: Locate) -> Located:
-        """The answer to Locate. In a damaged stream, a time after the readable part cannot be
-        located."""
+        """The answer to Locate. In a damaged stream, a time has no known position if it is later
+        than the readable part."""
         try:
             seq = stream.first_at(message.time_ns, self.service.disk)
         except StorageError as problem:

@@ -1,4 +1,4 @@
-"""The stream service as a role: its layer, and those of named subscriptions and queries above."""
+"""The stream service as a role of a replica, with named subscriptions and queries above it."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -15,6 +15,8 @@ __all__ = ["StreamsRole"]
 
 
 class StreamsRole:
+    """Implements `core.roles.Role`, which explains the members."""
+
     name = "streams"
     delivery = ""
     config: type[Any] = StreamsConfig

@@ -1,8 +1,9 @@
 """A region's streams at one replica: the layer over the chain that all other layers use.
 
 It keeps the directory of streams, accepts publishes to streams that the region owns, feeds
-committed batches to retention, requests the compaction of logs, and shows committed events to
-readers. The head of the chain accepts publishes; every replica serves readers. The tasks of a
+committed batches to retention (the index of obsolete events), requests the compaction of logs, and
+shows committed events to readers. The head of the chain accepts publishes; every replica serves
+readers. The tasks of a
 stream's *delivery* (transfer to other regions, meshes of clients) belong to layers above;
 `core.streams` is the interface to them.
 
@@ -131,10 +132,13 @@ from surecast.protocols.streams.stream import Stream
 __all__ = ["StreamService"]
 
 
-KEPT_FOR = {CURSORS: "cursors"}  # log → the layer above that gets its events
-SPEC_BYTES_MAX = 512  # of schema and options: one message may list a thousand streams
-PIECES_READ_MAX = 64  # reads kept until the end of the pass, at most `serve_bytes_max` each
-FORFEITS_MAX = 1000  # most lost ranges of one stream; more are refused
+KEPT_FOR = {CURSORS: "cursors"}  # log that is not a stream → the layer above that uses it
+# Most bytes of a stream's schema and options: one message may list a thousand streams.
+SPEC_BYTES_MAX = 512
+# Most reads of the disk whose result is kept until the end of the pass (the inputs that the driver
+# processes together). Each result has at most `serve_bytes_max` bytes.
+PIECES_READ_MAX = 64
+FORFEITS_MAX = 1000  # most ranges of one stream that can be declared lost
 WHY_MAX = 200  # characters of a reason sent to readers
 FULL_NS = 10 * SECOND  # after StoreFull, a disk counts as full for this time
 
@@ -144,6 +148,8 @@ def _nbytes(spec: StreamSpec) -> int:
 
 
 def _mismatch(info: StreamInfo, spec: StreamSpec) -> str:
+    """The refusal to open an existing stream with `spec`; "" if they fit. A field of `spec` that is
+    None or empty fits everything."""
     fits = (
         spec.retention in (None, info.retention)
         and spec.delivery in ("", info.delivery)
@@ -227,41 +233,46 @@ class StreamService(HandlerMachine):
         self.rng = rng
         self.deliveries = deliveries
         self.directory = Directory()
-        self.directory_committed = 1
+        self.directory_committed = 1  # the end of what `directory` contains
         self.streams: dict[LogId, Stream] = {}
         # Logs kept for layers above: the latest entry of each key stays; they have no readers.
         self.kept = {log: self._kept(log) for log in KEPT_FOR}
-        self.ends: dict[LogId, int] = {}  # of all logs, as the chain reports them
-        self.committed: dict[LogId, int] = {}
+        self.ends: dict[LogId, int] = {}  # of all logs, as the chain reports them (Appended)
+        self.committed: dict[LogId, int] = {}  # the same for committed ends (Committed)
         self.limits: dict[LogId, int] = {}  # the end that a delivery allows to be shown (Limit)
-        # Positions that were declared lost (Forfeit), while they are in a hole, and why.
+        # Positions that were declared lost (Forfeit) and are in a hole now, and why they are lost.
         self.forfeited: dict[LogId, tuple[IntervalSet, str]] = {}
-        self.epoch = 0
+        self.epoch = 0  # this and the next three: as in RoleChanged
         self.members: tuple[Peer, ...] = ()
         self.is_head = self.is_tail = False
         self.is_clean = True  # false: the chain lost its logs, and layers above recover them
         self.draining = False  # about to stop: no more publishes
         self.full_until_ns = -1 << 62  # until then the disk counts as full
-        # Streams that are requested and do not exist yet: name → the peers that wait, with the
-        # spec that each has requested.
+        # Streams that are requested and do not exist yet: name → peers that wait for it → the spec
+        # that each has requested.
         self.asked: dict[str, dict[Peer, StreamSpec]] = {}
-        self.untold: dict[LogId, StreamInfo] = {}  # deleted, and StreamDeleted is not emitted yet
+        # Deleted streams for which StreamDeleted is not emitted yet.
+        self.untold: dict[LogId, StreamInfo] = {}
         self.making: dict[str, bool] = {}  # the names in `asked` that are created here
-        self.made_now: dict[LogId, bool] = {}  # streams created by this head since its start
+        self.made_now: dict[LogId, bool] = {}  # streams created by this replica since its start
         self.connected: dict[Peer, None] = {}  # other replicas with which we have a session
         # Protocols that each other replica listed in its last session.
         self.speaks: dict[Peer, tuple[str, ...]] = {}
-        # Acknowledgements to be sent: (client, stream, publisher) → (pub_no, seq) of each batch.
-        self.unsaid: dict[tuple[Peer, LogId, bytes], list[tuple[int, int]]] = {}
-        self.attending: dict[str, str] = {}  # layer that gets StreamsMoved → its delivery
-        self.moved: dict[LogId, str] = {}  # stream whose shown end has moved → its delivery
-        # Batches read for readers since the last end of a pass. Several layers read the same ones.
+        # Acknowledgements to be sent at the end of the pass:
+        # (client, stream, publisher) → (pub_no, seq) of each batch.
+        self.unsent_acks: dict[tuple[Peer, LogId, bytes], list[tuple[int, int]]] = {}
+        self.attending: dict[str, str] = {}  # layer that gets StreamsMoved (Attend) → its delivery
+        self.moved: dict[LogId, str] = {}  # stream whose shown end has changed → its delivery
+        # (stream, lo, hi) → batches read for readers in this pass. Several layers read the same.
         self.pieces_read: dict[tuple[LogId, int, int], list[Batch]] = {}
+        # Log → its first position that cannot be read, for logs with holes.
         self.hole_at = {log: holes[0][0] for log in disk.logs() if (holes := disk.holes(log))}
-        self.entries_lost: list[tuple[LogId, int, int]] = []  # of the region's own logs
+        # (log, lo, hi) of entries of the region's own logs that no node has any more, for an alarm.
+        self.entries_lost: list[tuple[LogId, int, int]] = []
         self.serving = Serving(self, Events, config.serves_per_step, self.end_event)
 
     def _kept(self, log: LogId) -> Stream:
+        """The state of a log that is kept for a layer above, with nothing committed yet."""
         info = StreamInfo(log, "", self.config.region, LatestPerKey())
         return Stream(info, RetentionIndex(info.retention), self._pieces())
 
@@ -273,6 +284,7 @@ class StreamService(HandlerMachine):
         return stream.info.owner == self.config.region
 
     # ------------------------------------------------------------ what layers above may read
+    # These methods implement `core.streams.Streams`, which explains them.
 
     def named(self, name: str) -> StreamInfo | None:
         return self.directory.by_name.get(name)
@@ -347,7 +359,7 @@ class StreamService(HandlerMachine):
         self.feed(state)
         hi = min(hi, state.index.end)
         sets = {reason: voids.clip(lo, hi) for reason, voids in state.index.voids.items()}
-        rules = state.rules.clip(lo, hi)  # readers get these positions as void
+        rules = state.rules.clip(lo, hi)  # readers get the positions of rules as void, too
         for voids in sets.values():
             rules.difference_update(voids)
         ranges = [
@@ -356,7 +368,7 @@ class StreamService(HandlerMachine):
             for first, last in islice(runs, count_max + 1)
         ]
         ranges.sort()
-        if len(ranges) > count_max:
+        if len(ranges) > count_max:  # the list is complete below the first range that is left out
             hi = ranges[count_max][0]
         return [Batch.void(stream, *run) for run in ranges[:count_max]], max(lo, hi)
 
@@ -367,7 +379,7 @@ class StreamService(HandlerMachine):
 
     def _on_append_at(self, command: AppendAt) -> None:
         if stream := self.streams.get(command.log):
-            stream.looked_epoch = -1  # positions from another region may end with the End event
+            stream.looked_epoch = -1  # the last of these batches may be the End event
             last = command.batches[-1]
             if last.kind == CONFIG and retention.is_end(last):
                 stream.feed_soon = True
@@ -400,7 +412,7 @@ class StreamService(HandlerMachine):
     def _on_end_of_pass(self, inp: EndOfPass) -> None:
         if inp.key == SERVE:
             self._serve()
-        else:
+        else:  # "feed"; see `_advance`
             for stream in self.streams.values():
                 if stream.committed < self.visible_end(stream):
                     self._advance(stream)
@@ -451,7 +463,7 @@ class StreamService(HandlerMachine):
     def _on_truncated(self, event: Truncated) -> None:
         log = event.log
         self._recall_forfeits(log, event.end)
-        if log in self.hole_at and event.end <= self.hole_at[log]:
+        if log in self.hole_at and event.end <= self.hole_at[log]:  # the hole was truncated
             del self.hole_at[log]
             if stream := self.streams.get(log):
                 stream.hole = 0
@@ -461,7 +473,7 @@ class StreamService(HandlerMachine):
         self.pieces_read.clear()
         if self.committed.get(log, 1) <= event.end:
             return
-        # Committed positions were given up: start again from the truncated log.
+        # Committed positions were given up: build all state again from the truncated log.
         self.committed[log] = event.end
         if log == DIRECTORY:
             self.directory_committed = event.end
@@ -489,6 +501,7 @@ class StreamService(HandlerMachine):
         self._on_committed(Committed(event.log, self.committed.get(event.log, 1)))
 
     def _look_for_holes(self, log: LogId) -> None:
+        """Update what is known of a log's holes, because some were filled."""
         self._recall_forfeits(log)
         holes = self.disk.holes(log)
         if holes:
@@ -500,8 +513,8 @@ class StreamService(HandlerMachine):
 
     def _fill_own_logs(self) -> None:
         """Fill holes in the region's own logs (directory and cursors) with void ranges, because no
-        other node has these entries. Streams that are missing in the directory return from other
-        regions; cursors start from the beginning."""
+        other node has these entries. Streams that are missing in the directory are added again if
+        other regions have them; cursors (named subscriptions) start from the beginning."""
         for log in (DIRECTORY, *self.kept):
             for lo, hi in self.disk.holes(log):
                 self.counters["streams.entries-lost"] += hi - lo
@@ -537,7 +550,7 @@ class StreamService(HandlerMachine):
         return end
 
     def _advance(self, stream: Stream) -> None:
-        """Show more of the stream, after more of it was committed or indexed by retention."""
+        """Show readers more of the stream, after more of it was committed or indexed."""
         config, shown = self.config, stream.committed
         end = self.visible_end(stream)
         if not stream.quarantined:
@@ -548,9 +561,9 @@ class StreamService(HandlerMachine):
             elif end - stream.index.end >= config.feed_rows:
                 self.feed(stream, config.feed_bytes)
             if end - stream.index.end >= config.feed_rows:
-                # This is a long log after a start. It is indexed in several passes, so that other
-                # work is not delayed. Until then readers are shown only the indexed part, but never
-                # less than before: with large events, `feed_bytes` may be too little for that.
+                # Much of the log is not indexed yet, for example after a start. It is indexed in
+                # several passes, so that other work is not delayed. Until then readers are shown
+                # only the indexed part, but never less than they were shown before.
                 stream.committed = max(stream.index.end, shown)
                 self.out.append(AtEndOfPass("feed"))
         if self.untold:
@@ -564,8 +577,8 @@ class StreamService(HandlerMachine):
             serving.soon(self.out)
 
     def feed(self, stream: Stream, budget_bytes: int = 1 << 62) -> None:
-        """Feed all committed batches to retention (or about `budget_bytes`). Called before anything
-        that depends on void positions."""
+        """Feed all committed batches to retention (or about `budget_bytes`). This is called before
+        anything that depends on which positions are void."""
         if stream.quarantined or stream.index.end >= stream.committed:
             return
         try:
@@ -579,8 +592,8 @@ class StreamService(HandlerMachine):
             self.untold[stream.stream_id] = stream.info
 
     def _tell_deleted(self) -> None:
-        """Emit StreamDeleted. `feed` does not do this: layers above call it in their steps, and an
-        event that this layer emits then would be lost."""
+        """Emit StreamDeleted. This is not done in `feed`, because layers above call `feed` in their
+        own steps, and what this layer emits during the step of another layer would be lost."""
         untold, self.untold = self.untold, {}
         for info in untold.values():
             if self.is_deleted(info.stream_id):
@@ -598,7 +611,8 @@ class StreamService(HandlerMachine):
         return bool(last) and retention.is_end(last[-1])
 
     def _refusal_behind_end(self, stream: Stream) -> str:
-        """Why no position may be assigned: the last event is the End event, or cannot be read yet.
+        """Why no position may be assigned: the last event is the End event, or it is not known
+        whether it is. "" if positions may be assigned.
 
         A head reads the last event from its log once per epoch, because its predecessor may have
         appended an End event.
@@ -626,8 +640,8 @@ class StreamService(HandlerMachine):
         self._quarantine(stream, str(problem), end)
 
     def _quarantine(self, stream: Stream, why: str, end: int) -> None:
-        """Show the stream only up to `end`, because it cannot be read from there on. This raises an
-        alarm; other streams are not affected."""
+        """From now on show the stream only up to `end`, because it cannot be read or indexed from
+        there on. This raises an alarm; other streams are not affected."""
         self.counters["streams.quarantined"] += 1
         stream.quarantined = why
         stream.committed = end
@@ -653,8 +667,8 @@ class StreamService(HandlerMachine):
             self._advance(stream)
 
     def _on_forfeit(self, inp: Forfeit) -> None:
-        """Declare those positions lost that are in a hole now. Others are not declared lost: if
-        they get into a hole later, other nodes may be able to fill it."""
+        """Declare those of the given positions lost that are in a hole now. The others are not
+        declared lost: if they get into a hole later, other nodes may be able to fill it."""
         stream = inp.stream
         if stream not in self.streams:
             return
@@ -669,8 +683,8 @@ class StreamService(HandlerMachine):
         self.forfeited[stream] = both, inp.why[:WHY_MAX]
 
     def _recall_forfeits(self, log: LogId, end: int = 1 << 62) -> None:
-        """Remove positions from those declared lost: if they can be read again, and from `end` on,
-        where the log is truncated."""
+        """No longer declare positions lost that can be read again. The same for all positions from
+        `end` on, where the log is truncated."""
         if log in self.forfeited:
             forfeited, why = self.forfeited.pop(log)
             if left := self._in_holes(log, forfeited.clip(1, end)):
@@ -679,12 +693,14 @@ class StreamService(HandlerMachine):
     # ------------------------------------------------------------ the directory
 
     def _read_directory(self, end: int) -> None:
+        """Apply the entries of the directory that are committed up to `end`."""
         start, self.directory_committed = self.directory_committed, max(end, 1)
         for batch in read_through(self.disk, DIRECTORY, start, end, self.config.serve_bytes_max):
             for info in self.directory.apply(batch):
                 self._open(info)
 
     def _open(self, info: StreamInfo) -> None:
+        """Begin to serve a stream that was added to the directory."""
         stream = Stream(info, RetentionIndex(info.retention), self._pieces())
         self.streams[info.stream_id] = stream
         stream.end = self.ends.get(info.stream_id, 1)
@@ -730,7 +746,7 @@ class StreamService(HandlerMachine):
             return "bad-spec"
         if why := self._refusal_to_deliver(message.spec.delivery or DEFAULT_DELIVERY):
             return why
-        coming = 0 if name in self.asked else len(self.asked)
+        coming = 0 if name in self.asked else len(self.asked)  # streams that are being created
         count = len(self.streams) - len(self.directory.deleted)
         return "too-many-streams" if count + coming >= self.config.streams_max else ""
 
@@ -782,7 +798,8 @@ class StreamService(HandlerMachine):
         self.asked.pop(inp.name, None)
 
     def _on_stream_opened(self, peer: Peer, message: StreamOpened) -> None:
-        """Pass the owner's answer to the stream's delivery, which adopts the stream."""
+        """Pass the answer of the region that owns the name to the stream's delivery. The delivery
+        adopts the stream (Adopt), or refuses (Settle)."""
         waiting = self.asked.get(message.name, {})
         if self.is_head and waiting:
             spec = next(iter(waiting.values()))
@@ -800,6 +817,8 @@ class StreamService(HandlerMachine):
         self._record(inp.info, self.epoch if inp.made else 0)
 
     def _record(self, info: StreamInfo, made_epoch: int) -> None:
+        """Append the stream to the directory. `made_epoch`: the epoch in which it was created here;
+        0 if another region created it."""
         if made_epoch:
             self.made_now[info.stream_id] = True
         follows = self.directory.follows(info.name)
@@ -883,13 +902,14 @@ class StreamService(HandlerMachine):
             return why  # retries of earlier batches are still acknowledged (Submit.refuse)
         if batch.kind == DATA:
             # The head assigns positions and times: the batch must not have any.
+            # It must also have a publisher's number, and no void positions (rows == count).
             fine = batch.rows == batch.count > 0 and batch.pub_no > 0 and not batch.explicit
             return "" if fine and batch.lo == 0 else "bad-event"
         return self._refusal_of_rule(stream, batch)
 
     def _refusal_of_rule(self, stream: Stream, batch: Batch) -> str:
-        """R10: why a COLLECT or CONFIG event is refused: it is not valid, or could make an event
-        void that is itself the reason why others are void."""
+        """R10: why a COLLECT or CONFIG event is refused; "" if it is not. It is refused if it is
+        not valid, or could make an event void that is itself the reason why others are void."""
         if batch.kind not in (COLLECT, CONFIG) or batch.count != 1 or batch.pub_no <= 0:
             return "bad-event"
         row = batch.to_rows()[0]
@@ -901,7 +921,8 @@ class StreamService(HandlerMachine):
             if batch.kind == COLLECT:
                 tagged = isinstance(retention.decode_collect(row.value).predicate, TagIs)
                 if tagged and stream.reconfigured:
-                    return "bad-event"  # under an earlier policy, events with tags may collect
+                    # An event with that tag may have collected others under an earlier policy.
+                    return "bad-event"
         except (PeerError, UsageError):
             return "bad-event"
         return "" if row.key is None and row.tag is None else "bad-event"
@@ -909,7 +930,7 @@ class StreamService(HandlerMachine):
     def _on_submitted(self, event: Submitted) -> None:
         peer, stream, publisher, pub_no = event.token
         self.serving.soon(self.out)
-        self.unsaid.setdefault((peer, stream, publisher), []).append((pub_no, event.seq))
+        self.unsent_acks.setdefault((peer, stream, publisher), []).append((pub_no, event.seq))
 
     def _on_refused(self, event: Refused) -> None:
         peer, stream, publisher, pub_no = event.token
@@ -943,8 +964,9 @@ class StreamService(HandlerMachine):
         self.out += [Send(peer, answer) for answer in answers]
 
     def _serve(self) -> None:
+        """At the end of a pass: send acknowledgements to publishers and new events to readers."""
         self.pieces_read.clear()
-        acks, self.unsaid = self.unsaid, {}
+        acks, self.unsent_acks = self.unsent_acks, {}
         for (peer, stream_id, publisher), pairs in acks.items():
             (pub_no, seq), *more = pairs
             self._send(peer, PubAck(stream_id, publisher, pub_no, seq, tuple(more)))
@@ -953,8 +975,8 @@ class StreamService(HandlerMachine):
             self._tell_moved()
 
     def _tell_moved(self) -> None:
-        """Emit StreamsMoved. So deliveries serve their readers in the same pass, after the readers
-        of this layer."""
+        """Emit StreamsMoved, so that deliveries serve their readers in the same pass, after the
+        readers of this layer."""
         moved, self.moved = self.moved, {}
         for layer, delivery in self.attending.items():
             streams = tuple([stream for stream, its in moved.items() if its == delivery])
@@ -962,7 +984,7 @@ class StreamService(HandlerMachine):
                 self.out.append(Emit(StreamsMoved(streams), layer))
 
     def _on_attend(self, inp: Attend) -> None:
-        family = inp.layer.partition(".")[0]
+        family = inp.layer.partition(".")[0]  # the role to which the layer belongs
         self.attending.pop(inp.layer, None)
         if inp.on:
             names = (name for name, layer in self.deliveries.items() if layer == family)
@@ -976,7 +998,7 @@ class StreamService(HandlerMachine):
             self.connected[inp.peer] = None
             if inp.speaks:
                 self.speaks[inp.peer] = inp.speaks
-            else:  # it sent no list
+            else:  # the replica sent no list
                 self.speaks.pop(inp.peer, None)
 
     def _on_peer_down(self, inp: PeerDown) -> None:
@@ -997,8 +1019,8 @@ class StreamService(HandlerMachine):
     # ------------------------------------------------------------ retention
 
     def _expire(self, stream: Stream) -> None:
-        """R10: for keep_for, append a GC event that collects old events. Only the owner's head does
-        this; other replicas use no clock for it."""
+        """R10: for keep_for, append a COLLECT event that collects old events. Only the head of the
+        owning region decides this by its clock; all other replicas follow the appended event."""
         self.feed(stream)
         policy = stream.index.policy
         if not isinstance(policy, KeepFor) or not self._owns(stream):
@@ -1013,12 +1035,13 @@ class StreamService(HandlerMachine):
         if self._holds_older(stream, cutoff_ns):
             rule = retention.encode_collect(Collect(BeforeTime(cutoff_ns), EXPIRED))
             batch = Batch.of(stream.stream_id, [rule], kind=COLLECT)
-            stream.expiring = stream.end + 1  # the end after that event, or less
+            # The end after that event, or less if other events are appended before it.
+            stream.expiring = stream.end + 1
             self.out.append(PassDown(AppendOwn(stream.stream_id, batch)))
 
     def _holds_older(self, stream: Stream, cutoff_ns: int) -> bool:
-        """Whether a live DATA event is older. COLLECT events do not count, because each expiry
-        appends one."""
+        """Whether a live DATA event is older than `cutoff_ns`. COLLECT events do not count: each
+        expiry appends one, which would then expire, too, and so on."""
         for lo, hi in stream.index.live(1, stream.index.end):
             for batch in read_through(self.disk, stream.stream_id, lo, hi, 1):
                 if int(batch.times()[0]) >= cutoff_ns:
@@ -1049,7 +1072,7 @@ class StreamService(HandlerMachine):
     def _on_store_full(self, _event: StoreFull) -> None:
         first = self.now_ns >= self.full_until_ns
         self.full_until_ns = self.now_ns + FULL_NS
-        if first:
+        if first:  # look at all parts again, because now smaller gains are worth a rewrite
             for stream in (*self.streams.values(), *self.kept.values()):
                 stream.pieces.looked = -1
 

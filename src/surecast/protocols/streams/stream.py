@@ -23,25 +23,29 @@ _SEARCH_BYTES = 64 << 10  # read at a time to find a position
 
 @dataclass(slots=True)
 class Stream:
-    """One stream: its ends, its retention and its place in compaction. Every end is the first
-    position beyond."""
+    """One stream: its ends, its retention and the state of its compaction. The end of something is
+    the first position that it does not include."""
 
     info: StreamInfo
-    index: RetentionIndex  # of committed events; fed in runs, so it may end before `committed`
+    # Which positions are void. Committed events are fed to it from time to time, so it may end
+    # before `committed`.
+    index: RetentionIndex
     pieces: Pieces = field(default_factory=Pieces)
     end: int = 1  # of what is appended here
     hole: int = 0  # the first position that cannot be read here; 0: there is none
     committed: int = 1  # the end of what is committed and shown to readers (R5)
-    recent: int = 1  # `committed` a moment ago; batches from here on are served as published
-    quarantined: str = ""  # why its log cannot be indexed beyond `index.end`
+    # `committed` a moment ago (`settle_ns`). Batches from here on are sent as they were published.
+    recent: int = 1
+    quarantined: str = ""  # why its log cannot be read or indexed beyond `committed`; "": it can
     reconfigured: bool = False  # its retention was changed at least once
     rules: IntervalSet = field(default_factory=IntervalSet)  # positions of COLLECT, CONFIG events
-    suspended: str = ""  # why its delivery allows no new positions (Suspend)
-    expiring: int = 0  # until this is committed, no further GC event for keep_for is appended
+    suspended: str = ""  # why its delivery allows no new positions (Suspend); "": it allows them
+    # Until positions below this are committed, no further COLLECT event for keep_for is appended.
+    expiring: int = 0
     rewriting_rows: int = 0  # rows that the current rewrite will leave
     ending: bool = False  # the last position appended here is the End event
-    feed_soon: bool = False  # retention is to index the End event as soon as it is committed
-    looked_epoch: int = -1  # the epoch in which `ending` was determined; -1: it is not known
+    feed_soon: bool = False  # an End event was appended: index it as soon as it is committed
+    looked_epoch: int = -1  # the chain's epoch in which `ending` was determined; -1: not known
 
     @property
     def stream_id(self) -> LogId:
@@ -54,11 +58,11 @@ class Stream:
         return self.hole or self.end
 
     def feed(self, disk: Disk, nbytes_max: int, budget_bytes: int = 1 << 62) -> None:
-        """Feed the next committed batches to retention, each once and in order (R5). Stops after
-        about `budget_bytes`."""
+        """Feed the next committed batches to the index, each once and in order (R5). Stops after
+        about `budget_bytes`; reads `nbytes_max` at a time."""
         index = self.index
 
-        def lend(lo: int, hi: int) -> Iterator[Batch]:
+        def lend(lo: int, hi: int) -> Iterator[Batch]:  # earlier batches, if the index needs them
             return read_through(disk, self.stream_id, lo, hi, nbytes_max)
 
         while index.end < self.committed and budget_bytes > 0:
@@ -73,7 +77,8 @@ class Stream:
                 budget_bytes -= batch.nbytes
 
     def first_at(self, time_ns: int, disk: Disk) -> int:
-        """The first live position whose time is not before `time_ns`; if there is none, the end.
+        """The first live (not void) position whose time is not before `time_ns`; if there is none,
+        the end.
 
         A compacted copy does not know the times of void positions. Since only live positions count,
         the result is the same in every region.
@@ -83,6 +88,8 @@ class Stream:
             return read_through(disk, self.stream_id, lo, hi, _SEARCH_BYTES)
 
         seq, before = self.index.first_at(time_ns, lend), 0
+        # There is a set of void positions for each reason. Skip the void positions of each set,
+        # until `seq` is in none of them.
         while before < seq:
             before = seq
             for voids in self.index.voids.values():
@@ -90,7 +97,8 @@ class Stream:
         return min(seq, self.index.end)
 
     def serve(self, disk: Disk, lo: int, hi: int, nbytes_max: int, rows_max: int) -> list[Batch]:
-        """[lo, hi) as it is sent to readers: live events, and ranges of void positions (R9).
+        """[lo, hi) as it is sent to readers: live events, and ranges of void positions (R9). May
+        return only a first part of it (`nbytes_max`).
 
         Recent batches are sent unchanged, with the bytes that were published: removing the few
         events that are already void would cost more than it saves.

@@ -29,6 +29,8 @@ __all__ = ["Subscriber"]
 
 
 class Subscriber(HandlerMachine):
+    """Follows any number of streams at one replica at a time."""
+
     handlers: ClassVar[dict[type, str]] = {Events: "_on_events"}
     inputs: ClassVar[dict[type, str]] = {
         Start: "_on_start",
@@ -49,7 +51,7 @@ class Subscriber(HandlerMachine):
         self.positions = positions  # by stream: the next position to deliver
         self.asked_ns: dict[LogId, int] = {}  # by stream: when its last Follow came
         self.target = 0  # the current server, as an index of `config.replicas`
-        self.heard_ns = 0
+        self.heard_ns = 0  # when events last came, or all streams were last subscribed to
 
     def _on_start(self, _inp: Start) -> None:
         self._ask()
@@ -79,11 +81,13 @@ class Subscriber(HandlerMachine):
         return self.config.replicas[self.target]
 
     def _ask(self) -> None:
+        """Subscribe to all streams at the current server."""
         self.heard_ns = self.now_ns
         for stream, position in self.positions.items():
             self._send(self._server, Subscribe(stream, position))
 
     def _ask_next(self) -> None:
+        """Leave the current server, and subscribe at the next one."""
         for stream in self.positions:
             self._send(self._server, Unsubscribe(stream))
         self.target = (self.target + 1) % len(self.config.replicas)
@@ -107,8 +111,8 @@ class Subscriber(HandlerMachine):
         self.positions[message.stream] = position
         if fresh:
             self.out.append(Deliver(message.stream, tuple(fresh)))
-        # Shortly after a Follow, a gap may be in answers to an earlier Follow, which arrive before
-        # the answers to this one.
+        # Shortly after a Follow there may be a harmless gap: messages may still arrive that answer
+        # an earlier Follow of the same stream.
         stale = self.now_ns - self.asked_ns.get(message.stream, -1 << 62) < self.config.idle_ns
         if gap and not stale:  # the replica's log is damaged: void positions leave no gap (R9)
             self._ask_next()
