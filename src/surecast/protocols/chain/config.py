@@ -1,4 +1,7 @@
-"""The configuration of a chain."""
+"""The configuration of a chain.
+
+R1 to R10 are rules of the pages in docs/protocols.
+"""
 
 from dataclasses import dataclass
 
