@@ -18,6 +18,7 @@ __all__ = ["SERVE", "Serving", "send_range"]
 
 SERVE: Final = "serve"  # the key of AtEndOfPass and EndOfPass
 
+# Functions of the protocol that make a message. Parameters of each:
 MakeEvents = Callable[[LogId, tuple[Batch, ...], int], Message]  # stream, batches, end shown here
 # stream, lo, hi, end shown here, whether it is the last message, batches
 MakeRange = Callable[[LogId, int, int, int, bool, tuple[Batch, ...]], Message]
@@ -56,12 +57,12 @@ class Serving:
         begin after it."""
         self.service = service
         self.end_event = end_event
-        self.make = make
+        self.make = make  # makes the messages with events
         self.messages_max = messages_max  # most messages to one follower in one call of `serve`
         self.followers: dict[LogId, dict[Peer, int]] = {}  # stream → peer → next position to send
         self.count = 0  # the number of followers of all streams
         self.news: dict[LogId, None] = {}  # streams with events to send to their followers
-        self.congested: dict[Peer, None] = {}
+        self.congested: dict[Peer, None] = {}  # set by the machine: peers whose queues are full
         self.is_due = False  # `serve` will be called at the end of the pass
 
     # ------------------------------------------------------------ followers
@@ -98,7 +99,7 @@ class Serving:
     # ------------------------------------------------------------ sending
 
     def moved(self, stream: LogId) -> None:
-        """Note that more of the stream may be shown. The next `serve` sends it."""
+        """Note that more events of the stream may be shown. The next `serve` sends them."""
         if stream in self.followers:
             self.news[stream] = None
 
@@ -217,7 +218,9 @@ def send_range(
         if make_lost is not None and lost is not None:
             made.append(make_lost(stream, at, lo, end, is_last, lost[1]))
         else:
-            made.append(make(stream, at, max(lo, hi) if lo >= upto else lo, end, is_last, batches))
+            # The last message answers the whole range, also its part beyond the stream's end.
+            answered = max(lo, hi) if lo >= upto else lo
+            made.append(make(stream, at, answered, end, is_last, batches))
         if is_last:
             return made
     end = end_of(stream)
