@@ -53,9 +53,9 @@ __all__ = [
     "take_fixed",
 ]
 
-# Values of `Form.key` and `Form.value` in place of a width:
+# Values in place of a width:
 VARIABLE: Final = -1  # Arrow's type binary: rows differ in length
-ABSENT: Final = -2  # Arrow's type null: no row has a key
+ABSENT: Final = -2  # only for keys, Arrow's type null: no row has a key
 _WIDTH_MAX: Final = 0xFFFC  # packed as width + 1, below 0xFFFE (not used) and 0xFFFF (ABSENT)
 # `Form.gap` → the numpy type of a distance.
 _GAPS: Final[dict[int, Any]] = {1: np.dtype(np.uint8), 2: np.dtype("<u2"), 4: np.dtype("<u4")}

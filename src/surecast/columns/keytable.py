@@ -23,10 +23,12 @@ __all__ = ["KeyTable"]
 
 _SLOTS_MIN: Final = 1 << 10
 _ROWS_STEP: Final = 1 << 13  # most rows of one kernel call: bounds how long a call takes
-# Work on a replacement of the table, for each row that is entered. It must be done before the new
-# table is full, or before the current one is: for that, more than 2 and more than 32 are needed.
-_MOVES_PER_ROW: Final = 8  # slots of the old table that are moved
-_ZEROS_PER_ROW: Final = 64  # words of the next table that are cleared
+# Slots of the old table that are moved for each row that is entered. With more than 2, all are
+# moved before the new table is full.
+_MOVES_PER_ROW: Final = 8
+# Words of the next table that are cleared for each row that is entered. With more than 32, all are
+# cleared before the current table is full.
+_ZEROS_PER_ROW: Final = 64
 _AT_ONCE: Final = 1 << 16  # tables of up to this many slots are replaced in one step
 _ALL_VALID: Final[Bools] = np.empty(0, np.bool_)
 

@@ -338,8 +338,9 @@ class Streams(Protocol):
         """If position `seq` is lost (Forfeit): the end of the lost range, and why. Else None."""
 
     def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
-        """The next batches of a known stream from `lo` on, as a reader should get them: up to `hi`
-        (0: up to the end that is shown), without void rows, in a limited number of bytes.
+        """The next batches of a known stream from `lo` on, up to `hi` (0: up to the end that is
+        shown), in a limited number of bytes. Recent batches are returned whole, older ones without
+        their void rows.
 
         Empty if these positions must be indexed by retention first, and cannot be.
         """

@@ -88,9 +88,12 @@ class Saved(msgspec.Struct, array_like=True):
     clean: bool = True  # false until the layer above has recovered lost logs (R8)
     lost_epoch: int = 0  # while not clean: the first epoch after the loss
     lineage: int = 0  # how often the chain was founded again by force (`Propose.force`)
-    distrust: str = ""  # why this disk is not trusted, until it is whole again; "": it is
-    gapped: bool = False  # changes of the disk are missing: its logs may lack any position
-    renounced: bool = False  # the disk got a new identity, and logs are not truncated yet
+    # Why this disk is not trusted: it has lost something that was not replaced yet. "": trusted.
+    distrust: str = ""
+    # The newest changes of the disk may be missing, so its logs may lack any position.
+    gapped: bool = False
+    # The disk got a new identity (`_renounce`), and its logs were not truncated or emptied since.
+    renounced: bool = False
 
 
 class Roles(HandlerMachine):
@@ -150,6 +153,7 @@ class Roles(HandlerMachine):
         self.me = Member(self.config.name, saved.disk)
         self.is_member = self.active and self.me in saved.members
         self.is_head = self.is_member and saved.members[0] == self.me
+        # The last member. It is the tail, but a new tail does not serve readers yet (`has_token`).
         self.is_last = self.is_member and saved.members[-1] == self.me
 
     @property
