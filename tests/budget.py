@@ -4,7 +4,12 @@ Every run of pytest writes its measurements to out/test-times.json, summed over 
 `make test` (`pytest --budget`) fails if a folder takes a third more than tests/budget.toml allows.
 A slower machine is allowed more, by how much longer a fixed loop takes on it (`calibrate`).
 
-    python -m tests.budget      # rewrites tests/budget.toml from the last run (make budget)
+    python -m tests.budget        # rewrites tests/budget.toml from the last run (make budget)
+    python -m tests.budget quick  # rewrites tests/quick.toml from the last run of quick tests
+
+tests/quick.toml has the seconds of the quick tests of single files. tests/changes.py uses it to
+choose the tests of `make check`. Measure with `make check ALL=1`; files that the last run did not
+run keep their seconds.
 """
 
 import json
@@ -17,19 +22,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
-__all__ = ["Budget", "Meter", "calibrate", "complaints", "folder_of", "processor_seconds"]
+__all__ = ["Budget", "Meter", "Quick", "calibrate", "complaints", "folder_of", "processor_seconds"]
 
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET = ROOT / "tests" / "budget.toml"
+QUICK = ROOT / "tests" / "quick.toml"
 TIMES = ROOT / "out" / "test-times.json"
 TOLERANCE = 4 / 3
 HEADROOM = 1.15  # a new budget is the measured time multiplied by this ...
 HEADROOM_S = 2  # ... plus these seconds
 NEW_FOLDER_S = 40.0  # allowed for a folder that has no budget yet
+QUICK_S = 0.3  # files whose quick tests take less are not in tests/quick.toml ...
+OTHER_S = 0.12  # ... and count as this much
 LOOPS = 1_000_000
 TICK = os.sysconf("SC_CLK_TCK")
 
@@ -43,6 +51,20 @@ class Budget:
 def load(path: Path) -> Budget:
     table = tomllib.loads(path.read_text())
     return Budget(table["reference_s"], table["seconds"])
+
+
+@dataclass
+class Quick:
+    """Processor seconds of the quick tests of each file that takes more than a few."""
+
+    seconds: dict[str, float]
+
+    @classmethod
+    def load(cls, path: Path = QUICK) -> Self:
+        return cls(tomllib.loads(path.read_text())["seconds"])
+
+    def of(self, path: str) -> float:
+        return self.seconds.get(path, OTHER_S)
 
 
 # ---------------------------------------------------------------- measuring
@@ -84,16 +106,20 @@ def _children(pid: int) -> list[int]:
 
 
 class Meter:
-    """Processor seconds by folder of tests."""
+    """Processor seconds by folder of tests, and those of quick tests by file."""
 
     def __init__(self) -> None:
         self.spent: Counter[str] = Counter()
+        self.quick: Counter[str] = Counter()
         self._last = processor_seconds()
 
-    def note(self, path: str) -> None:
+    def note(self, path: str, slow: bool = False) -> None:
         """Add the time used since the last call to the folder of this file."""
         now = processor_seconds()
-        self.spent[folder_of(path)] += max(0.0, now - self._last)
+        used_s = max(0.0, now - self._last)
+        self.spent[folder_of(path)] += used_s
+        if not slow:
+            self.quick[path] += used_s
         self._last = now
 
 
@@ -126,11 +152,16 @@ def complaints(spent: Mapping[str, float], budget: Budget, calibration_s: float)
     return found
 
 
-def save(spent: Mapping[str, float], calibration_s: float, path: Path) -> None:
+def save(
+    spent: Mapping[str, float], quick: Mapping[str, float], calibration_s: float, path: Path
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    seconds = {folder: round(used_s, 1) for folder, used_s in sorted(spent.items())}
-    total_s = round(sum(spent.values()), 1)
-    report = {"calibration_s": calibration_s, "total_s": total_s, "seconds": seconds}
+    report = {
+        "calibration_s": calibration_s,
+        "total_s": round(sum(spent.values()), 1),
+        "seconds": {folder: round(used_s, 1) for folder, used_s in sorted(spent.items())},
+        "quick": {file: round(used_s, 2) for file, used_s in sorted(quick.items())},
+    }
     path.write_text(json.dumps(report, indent=1) + "\n")
 
 
@@ -154,6 +185,20 @@ def new_budget(times: Mapping[str, object]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def new_quick(measured: Mapping[str, float], before: Mapping[str, float]) -> str:
+    """The text of tests/quick.toml; files not measured now have the seconds they had before."""
+    seconds = {file: s for file, s in {**before, **measured}.items() if s >= QUICK_S}
+    lines = [
+        "# Processor seconds of the quick tests of single files, those from 0.3 s on, by which",
+        "# `make check` chooses tests. `python -m tests.budget quick` rewrites this file from the",
+        "# last `make check ALL=1`.",
+        "",
+        "[seconds]",
+        *(f'"{file}" = {s:.1f}' for file, s in sorted(seconds.items())),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 # ---------------------------------------------------------------- in a run of pytest
 
 
@@ -167,28 +212,34 @@ class Measured:
         self.calibration_s = calibrate() if self.judges else 0.0
         self.meter: Meter | None = None
         self.spent: Counter[str] = Counter()
+        self.quick: Counter[str] = Counter()
         self.over: list[str] = []
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self.meter = self.meter or Meter()  # time used before the first test does not count
         result = yield
-        self.meter.note(item.nodeid.partition("::")[0])
+        slow = any(item.iter_markers("slow")) or any(item.iter_markers("nightly"))
+        self.meter.note(item.nodeid.partition("::")[0], slow)
         return result
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        self.spent.update(getattr(node, "workeroutput", {}).get("spent", {}))
+        output = getattr(node, "workeroutput", {})
+        self.spent.update(output.get("spent", {}))
+        self.quick.update(output.get("quick", {}))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.meter is not None:
             self.spent.update(self.meter.spent)
+            self.quick.update(self.meter.quick)
         if self.is_worker:
-            self.config.workeroutput["spent"] = dict(self.spent)  # type: ignore[attr-defined]
+            output = self.config.workeroutput  # type: ignore[attr-defined]
+            output.update(spent=dict(self.spent), quick=dict(self.quick))
             return
         if self.spent:
-            save(self.spent, self.calibration_s, TIMES)
+            save(self.spent, self.quick, self.calibration_s, TIMES)
         if self.judges:
             self.over = complaints(self.spent, load(BUDGET), self.calibration_s)
         if self.over and session.exitstatus == pytest.ExitCode.OK:
@@ -218,7 +269,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def main() -> None:
     if not TIMES.exists():
         sys.exit(f"there is no {TIMES.relative_to(ROOT)}: run `make test` first")
-    BUDGET.write_text(new_budget(json.loads(TIMES.read_text())))
+    times = json.loads(TIMES.read_text())
+    if sys.argv[1:] == ["quick"]:
+        there = {file: s for file, s in Quick.load().seconds.items() if (ROOT / file).exists()}
+        QUICK.write_text(new_quick(times["quick"], there))
+    else:
+        BUDGET.write_text(new_budget(times))
 
 
 if __name__ == "__main__":

@@ -12,26 +12,40 @@ conftest.py of a test's folders, all modules of a package that somebody lists or
 computed name, and, for whatever starts processes, the whole command line.
 
 Tests in `tests/` itself look at the repository as a whole and always run. What this module cannot
-judge (settings, data files, deleted modules) runs everything.
+judge (settings, data files, deleted modules) concerns all tests.
+
+The other files that run may take LIMIT_S of processor time together, by tests/quick.toml, so that
+`make check` ends within a minute. The files nearest to the change are taken first: changed tests,
+tests named like a changed file, then by the number of imports between test and change, and at equal
+distance those of the same folder and the short ones. A file that does not fit any more is left out
+and named on standard error. `make check ALL=1` and `make test` have no such limit.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
+import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["Graph", "Selection", "changed_files", "select"]
+from tests.budget import Quick
+
+__all__ = ["Graph", "Selection", "changed_files", "limited", "select"]
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = ("src", "tests", "bench", "scripts")  # of Python files that import each other
+KNOWN = ROOT / "out" / "imports.json"  # what the last run found
 UPSTREAM = "origin/main"
+LIMIT_S = 50.0  # of processor time for tests outside `tests/` itself
+
+FAR = 3  # assumed for tests that do not import the change, such as those that read the source
 
 DYNAMIC = {"__import__", "import_module", "iter_modules", "walk_packages", "run_module", "run_path"}
 PROCESSES = {
@@ -50,9 +64,12 @@ _DOTTED = re.compile(r"\b[a-z_]\w*(?:\.\w+)+")
 
 
 class Graph:
-    """Which Python file depends on which. All paths are relative to `root`, with slashes."""
+    """Which Python file depends on which. All paths are relative to `root`, with slashes.
 
-    def __init__(self, root: Path) -> None:
+    What an earlier run has `save`d in the file `known` is used for files that have not changed.
+    """
+
+    def __init__(self, root: Path, known: Path | None = None) -> None:
         self.root = root
         self.modules: dict[str, str] = {}  # dotted name → path
         for place in PLACES:
@@ -63,6 +80,27 @@ class Graph:
         self._tops = {name.partition(".")[0] for name in self.modules}
         self.texts: dict[str, str] = {path: (root / path).read_text() for path in self.files}
         self._uses: dict[str, frozenset[str]] = {}
+        with suppress(OSError, ValueError):
+            if known is not None:
+                self._reuse(json.loads(known.read_text()))
+
+    def save(self, known: Path) -> None:
+        """Write what each file depends on directly, for a later run."""
+        found = sorted(self.files & self._uses.keys())
+        uses = {path: [_digest(self.texts[path]), *self._uses[path]] for path in found}
+        known.parent.mkdir(parents=True, exist_ok=True)
+        known.write_text(json.dumps({"all": self._judged_by(), "uses": uses}))
+
+    def _reuse(self, known: Mapping[str, Any]) -> None:
+        if known["all"] == self._judged_by():
+            for path, (digest, *uses) in known["uses"].items():
+                if digest == _digest(self.texts.get(path, "")):
+                    self._uses[path] = frozenset(uses)
+
+    def _judged_by(self) -> str:
+        """A digest of all that decides what a file uses, besides its own text."""
+        late = [path for path in self.modules.values() if self._is_late(path)]
+        return _digest(Path(__file__).read_text() + "\n".join([*self.modules, "", *late]))
 
     @cached_property
     def tests(self) -> list[str]:
@@ -82,6 +120,23 @@ class Graph:
             new = self.uses(unseen.pop()) - found
             found |= new
             unseen += new
+        return found
+
+    def distances(self, changed: Iterable[str]) -> dict[str, int]:
+        """How many imports away from the nearest changed file each file is that depends on one."""
+        users: dict[str, set[str]] = {}
+        unseen = list(self.files)
+        for path in unseen:
+            for used in self.uses(path):
+                if used not in users and used not in self.files:
+                    unseen.append(used)  # what a package loads late
+                users.setdefault(used, set()).add(path)
+        found: dict[str, int] = {}
+        now, distance = set(changed), 0
+        while now:
+            found.update(dict.fromkeys(now, distance))
+            now = {user for path in now for user in users.get(path, ())} - found.keys()
+            distance += 1
         return found
 
     # ------------------------------------------------------------ one file
@@ -191,6 +246,10 @@ def _executed(tree: ast.AST) -> Iterator[ast.AST]:
         unseen += ast.iter_child_nodes(node)
 
 
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
 def _name_of(path: str) -> str:
     parts = list(PurePosixPath(path.removeprefix("src/")).with_suffix("").parts)
     if parts[-1] == "__init__":
@@ -217,17 +276,28 @@ class Selection(NamedTuple):
 
     reasons: dict[str, str]
     everything: str  # why all of them run; "": not all
+    left_out: tuple[str, ...] = ()  # files that would exceed the time limit
 
     def told(self, count: int) -> list[str]:
         """What runs and why, folder by folder; there are `count` files of tests."""
-        if self.everything:
+        if self.everything and not self.left_out:
             return [f"all {count} files of tests: {self.everything}"]
         lines = [f"{len(self.reasons)} of {count} files of tests (ALL=1 runs all):"]
         folders: dict[tuple[str, str], int] = {}
         for path, why in self.reasons.items():
             where = (str(PurePosixPath(path).parent), why)
             folders[where] = folders.get(where, 0) + 1
-        return lines + [f"  {folder}: {n}, {why}" for (folder, why), n in sorted(folders.items())]
+        lines += [f"  {folder}: {n}, {why}" for (folder, why), n in sorted(folders.items())]
+        if self.left_out:
+            names: dict[str, list[str]] = {}
+            for file in map(PurePosixPath, sorted(self.left_out)):
+                names.setdefault(str(file.parent), []).append(file.stem)
+            lines.append(
+                f"LEFT OUT for the time limit: {len(self.left_out)} files of tests that can notice "
+                "the change, too (`make check ALL=1` and `make test` run them):"
+            )
+            lines += [f"  {folder}: {', '.join(some)}" for folder, some in names.items()]
+        return lines
 
 
 def select(graph: Graph, changed: Iterable[str]) -> Selection:
@@ -244,7 +314,7 @@ def select(graph: Graph, changed: Iterable[str]) -> Selection:
     reasons: dict[str, str] = {}
     for path in tests:
         needs = graph.needs(path)
-        if path.count("/") == 1:
+        if always_runs(path):
             reasons[path] = "always"
         elif found := sorted(needs.intersection(code)):
             reasons[path] = "changed" if path in found else f"depends on {found[0]}"
@@ -257,6 +327,61 @@ def select(graph: Graph, changed: Iterable[str]) -> Selection:
     if len(reasons) == len(tests):
         return Selection(reasons, f"all depend on {', '.join(code[:3])}")
     return Selection(reasons, "")
+
+
+def limited(
+    graph: Graph, chosen: Selection, changed: Iterable[str], quick: Quick, limit_s: float
+) -> Selection:
+    """The selection without the files that do not fit into `limit_s`; see the top of this file."""
+    changed = set(changed)
+    distances = graph.distances(changed)
+    folders = {_tests_of(path)[0] for path in changed}
+
+    def order(path: str) -> tuple[int, int, bool, float, str]:
+        if path in changed:
+            rank = 0
+        elif is_mirror(path, changed):
+            rank = 1
+        else:
+            rank = 2
+        far = distances.get(path, FAR) if rank == 2 else 0
+        elsewhere = str(PurePosixPath(path).parent) not in folders
+        return rank, far, elsewhere, quick.of(path), path
+
+    left_s = limit_s
+    out: list[str] = []
+    for path in sorted(chosen.reasons, key=order):
+        if always_runs(path):
+            continue
+        if quick.of(path) <= left_s:
+            left_s -= quick.of(path)
+        else:
+            out.append(path)
+    kept = {path: why for path, why in chosen.reasons.items() if path not in out}
+    return Selection(kept, chosen.everything, tuple(out))
+
+
+def always_runs(test: str) -> bool:
+    return test.count("/") == 1
+
+
+def is_mirror(test: str, changed: Iterable[str]) -> bool:
+    """Whether a file of tests has the folder and the name of a changed file.
+
+    The tests of `src/surecast/core/wire.py` are `tests/core/test_wire.py` and `test_wire_*.py`.
+    """
+    path = PurePosixPath(test)
+    return any(
+        (str(path.parent) == folder and f"{path.stem}_".startswith(f"test_{name}_"))
+        for folder, name in map(_tests_of, changed)
+    )
+
+
+def _tests_of(path: str) -> tuple[str, str]:
+    """The folder of a source file's tests, and the file's name without a leading underscore."""
+    inner = PurePosixPath(path.removeprefix("src/surecast/").removeprefix("src/"))
+    folder = inner.parent if path.startswith("tests/") else "tests" / inner.parent
+    return str(folder), inner.stem.strip("_")
 
 
 def is_page(path: str) -> bool:
@@ -291,13 +416,14 @@ def _git(root: Path, *words: str) -> str:
 
 
 def main() -> None:
-    graph = Graph(ROOT)
+    graph = Graph(ROOT, KNOWN)
     try:
         changed, base = changed_files(ROOT, *sys.argv[1:2])
     except (OSError, subprocess.CalledProcessError) as problem:
         print(f"all files of tests: git does not say what has changed ({problem})", file=sys.stderr)
         return  # pytest without names runs all
-    chosen = select(graph, changed)
+    chosen = limited(graph, select(graph, changed), changed, Quick.load(), LIMIT_S)
+    graph.save(KNOWN)
     shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
     print(f"changed since {base}: {shown or 'nothing'}", file=sys.stderr)
     print("\n".join(chosen.told(len(graph.tests))), file=sys.stderr)

@@ -15,9 +15,11 @@ from tests.java import set_java_options
 from tests.selection import TESTS, is_of_part
 
 # Examples are the same in every run, so a failure on one machine is a failure on all. To search
-# for new ones: HYPOTHESIS_PROFILE=explore. No deadlines: a busy machine must not fail a test.
+# for new ones: HYPOTHESIS_PROFILE=explore. `make check` runs fewer: HYPOTHESIS_PROFILE=quick.
+# No deadlines: a busy machine must not fail a test.
 _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
 settings.register_profile("default", derandomize=True, **_common)
+settings.register_profile("quick", derandomize=True, max_examples=30, **_common)
 settings.register_profile("explore", max_examples=2_000, **_common)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from tests import budget
-from tests.budget import Budget, Meter, complaints, folder_of, new_budget, processor_seconds
+from tests.budget import (
+    Budget,
+    Meter,
+    Quick,
+    complaints,
+    folder_of,
+    new_budget,
+    new_quick,
+    processor_seconds,
+)
 
 BURN = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
 
@@ -77,7 +86,7 @@ def test_processor_time_counts_for_the_folder_of_the_test() -> None:
 
 def test_a_new_budget_has_room_above_what_was_measured(tmp_path: Path) -> None:
     times = tmp_path / "out" / "times.json"
-    budget.save({"core": 10.0, ".": 0.4}, 0.123, times)
+    budget.save({"core": 10.0, ".": 0.4}, {}, 0.123, times)
     path = tmp_path / "budget.toml"
     path.write_text(new_budget(json.loads(times.read_text())))
     made = budget.load(path)
@@ -92,6 +101,34 @@ def test_the_budget_names_only_existing_folders() -> None:
     files = [path.relative_to(budget.ROOT) for path in budget.ROOT.glob("tests/**/test_*.py")]
     assert set(found["seconds"]) <= {folder_of(str(path)) for path in files}
     assert found["reference_s"] > 0
+
+
+# ---------------------------------------------------------------- quick tests of single files
+
+
+def test_the_time_of_a_file_is_that_of_its_quick_tests() -> None:
+    meter = Meter()
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+    meter.note("tests/core/test_wire.py", slow=True)
+    assert "tests/core/test_wire.py" not in meter.quick
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+    meter.note("tests/core/test_wire.py")
+    assert 0.25 < meter.quick["tests/core/test_wire.py"] < meter.spent["core"]
+
+
+def test_a_new_table_keeps_the_times_of_files_that_did_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "quick.toml"
+    measured = {"tests/a.py": 1.0, "tests/small.py": 0.1, "tests/faster.py": 0.2}
+    path.write_text(
+        new_quick(measured, {"tests/a.py": 9.0, "tests/b.py": 2.0, "tests/faster.py": 3.0})
+    )
+    made = Quick.load(path)
+    assert made.seconds == {"tests/a.py": 1.0, "tests/b.py": 2.0}
+    assert made.of("tests/faster.py") == made.of("tests/new.py") < 0.3
+
+
+def test_the_table_of_quick_tests_names_only_existing_files() -> None:
+    assert [file for file in Quick.load().seconds if not (budget.ROOT / file).exists()] == []
 
 
 # ---------------------------------------------------------------- in a run of pytest
@@ -134,5 +171,6 @@ def test_a_run_over_its_budget_fails_and_says_why(tmp_path: Path) -> None:
     assert "tests/hot took" in over.stdout
     times = json.loads((tmp_path / "times.json").read_text())
     assert 0.5 < times["seconds"]["hot"] < 20
+    assert sorted(times["quick"]) == ["tests/hot/test_one.py", "tests/hot/test_two.py"]
     within = run(100.0, workers=0)
     assert within.returncode == 0, within.stdout

@@ -1,5 +1,6 @@
-"""`make check` runs every file of tests that can notice a change, and says why."""
+"""`make check` runs the files of tests that can notice a change, nearest first, and says why."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -7,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.changes import ROOT, Graph, changed_files, select
+from tests.budget import OTHER_S, Quick
+from tests.changes import (
+    LIMIT_S,
+    ROOT,
+    Graph,
+    always_runs,
+    changed_files,
+    is_mirror,
+    limited,
+    select,
+)
 
 Tree = Callable[[dict[str, str]], Graph]
 
@@ -163,6 +174,111 @@ def test_the_reasons_are_told(tree: Tree) -> None:
     assert line == "all 3 files of tests: all depend on src/surecast/core/types.py"
 
 
+# ---------------------------------------------------------------- the time limit
+
+WIRE = "src/surecast/core/wire.py"
+# From near to far after a change to WIRE, and what each adds to FILES.
+NEAR = {
+    "tests/core/test_wire_more.py": "from tests.helpers import x\n",
+    "tests/core/test_in_folder.py": "import surecast.core.wire\n",
+    "tests/a/test_short.py": "import surecast.core.wire\n",
+    "tests/a/test_long.py": "import surecast.core.wire\n",
+    "tests/client/test_helped.py": "def test():\n    from tests.helpers import x\n",
+    "tests/client/test_far.py": "from tests.client.steps import y\n",
+}
+STEPS = {"tests/client/steps.py": "from tests.helpers import x\n"}
+TOOK = Quick({**dict.fromkeys(NEAR, 1.0), "tests/a/test_long.py": 2.0})
+
+
+@pytest.mark.parametrize("count", range(len(NEAR) + 1))
+def test_the_nearest_files_run_within_the_limit(tree: Tree, count: int) -> None:
+    graph = tree({**STEPS, **NEAR})
+    fit = list(NEAR)[:count]
+    limit_s = sum(map(TOOK.of, fit)) + 0.5
+    chosen = limited(graph, select(graph, [WIRE]), [WIRE], TOOK, limit_s)
+    assert set(chosen.reasons) == {"tests/test_all.py", *fit}
+    assert set(chosen.left_out) == NEAR.keys() - set(fit)
+
+
+def test_a_short_file_runs_although_a_longer_one_before_it_does_not_fit(tree: Tree) -> None:
+    graph = tree({**STEPS, **NEAR})
+    took = Quick({**TOOK.seconds, "tests/core/test_wire_more.py": 60.0})
+    chosen = limited(graph, select(graph, [WIRE]), [WIRE], took, 50.0)
+    assert chosen.left_out == ("tests/core/test_wire_more.py",)
+
+
+def test_the_limit_holds_after_changes_that_concern_all_tests(tree: Tree) -> None:
+    graph = tree({})
+    changed = ["pyproject.toml", "tests/core/test_types.py"]
+    everything = select(graph, changed)
+    assert limited(graph, everything, changed, Quick({}), 60.0) == everything
+    chosen = limited(graph, everything, changed, Quick({}), OTHER_S * 1.5)
+    assert set(chosen.reasons) == ALL - {"tests/client/test_helped.py"}, "changes come first"
+
+
+def test_what_is_left_out_is_told(tree: Tree) -> None:
+    graph = tree({"tests/client/test_more.py": "import tests.helpers\n"})
+    chosen = limited(graph, select(graph, [WIRE]), [WIRE], Quick({}), OTHER_S / 2)
+    assert chosen.told(4) == [
+        "1 of 4 files of tests (ALL=1 runs all):",
+        "  tests: 1, always",
+        "LEFT OUT for the time limit: 2 files of tests that can notice the change, too "
+        "(`make check ALL=1` and `make test` run them):",
+        "  tests/client: test_helped, test_more",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("test", "changed", "mirrors"),
+    [
+        ("tests/core/test_wire.py", "src/surecast/core/wire.py", True),
+        ("tests/core/test_wire_golden.py", "src/surecast/core/wire.py", True),
+        ("tests/core/test_wires.py", "src/surecast/core/wire.py", False),
+        ("tests/core/test_wire.py", "src/surecast/sim/wire.py", False),
+        ("tests/columns/test_bulk.py", "src/surecast/columns/_bulk.py", True),
+        ("tests/test_registry.py", "src/surecast/registry.py", True),
+        ("tests/surecast_lab/lab/test_run.py", "src/surecast_lab/lab/run.py", True),
+        ("tests/pipeline/test_regions.py", "tests/pipeline/regions.py", True),
+    ],
+)
+def test_tests_have_the_folder_and_the_name_of_their_file(
+    test: str, changed: str, mirrors: bool
+) -> None:
+    assert is_mirror(test, [changed]) == mirrors
+
+
+# ---------------------------------------------------------------- what is kept for the next run
+
+
+def test_what_was_found_is_used_again_until_it_may_be_wrong(tree: Tree, tmp_path: Path) -> None:
+    known = tmp_path / "out" / "imports.json"
+    test, wire, more = "tests/core/test_types.py", WIRE, "src/surecast/core/more.py"
+
+    def needs() -> set[str]:
+        graph = Graph(tmp_path, known)
+        found = {path: graph.needs(path) for path in graph.tests}
+        assert found == {path: Graph(tmp_path).needs(path) for path in graph.tests}
+        graph.save(known)
+        return found[test]
+
+    tree({})
+    assert wire not in needs()
+    before = json.loads(known.read_text())
+    before["uses"][test].append(wire)
+    known.write_text(json.dumps(before))
+    assert wire in Graph(tmp_path, known).needs(test), "it is used"
+    (tmp_path / test).write_text("import surecast.core.wire, surecast.core.more\n")
+    assert wire in needs()
+    (tmp_path / more).write_text("")
+    assert more in needs()
+    (tmp_path / more).unlink()
+    (tmp_path / test).unlink()
+    (tmp_path / test).write_text("")
+    assert wire not in needs()
+    known.write_text("{")
+    assert wire not in needs()
+
+
 # ---------------------------------------------------------------- what has changed
 
 
@@ -225,6 +341,21 @@ def test_a_leaf_does_not_run_everything_and_the_core_does(graph: Graph) -> None:
     assert "tests/columns/test_batch.py" not in leaf.reasons
     core = select(graph, ["src/surecast/core/types.py"])
     assert len(core.reasons) > len(graph.tests) * 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["core", "columns", "pipeline", "protocols/chain", "storage"])
+def test_tests_of_a_changed_file_are_within_the_limit(graph: Graph, package: str) -> None:
+    """Those named like it, and those that import it, unless they alone exceed the limit."""
+    quick = Quick.load()
+    for file in sorted((ROOT / "src" / "surecast" / package).glob("*.py")):
+        path = file.relative_to(ROOT).as_posix()
+        chosen = limited(graph, select(graph, [path]), [path], quick, LIMIT_S)
+        assert not [test for test in chosen.left_out if is_mirror(test, [path])], path
+        distances = graph.distances([path])
+        direct = {test for test in graph.tests if distances.get(test) == 1}
+        if sum(quick.of(test) for test in direct if not always_runs(test)) <= LIMIT_S:
+            assert direct.isdisjoint(chosen.left_out), path
 
 
 @pytest.mark.slow

@@ -286,6 +286,7 @@ def words_in(source: str) -> set[str]:
     tree = ast.parse(source)
     found: set[str] = set()
     texts: list[ast.Constant] = []
+    docstrings: set[int] = set()
     for node in ast.walk(tree):
         match node:
             case ast.Name():
@@ -296,7 +297,8 @@ def words_in(source: str) -> set[str]:
                 found.add(str(node.arg))
             case ast.Constant(value=str()):
                 texts.append(node)
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            case ast.Expr():
+                docstrings.add(id(node.value))
     for text in texts:
         if id(text) not in docstrings:
             found.update(re.findall(r"\w+", str(text.value)))

@@ -102,9 +102,9 @@ def test_through_a_cut_and_a_kill_nothing_is_lost(ran: Ran) -> None:
     assert (report["lost"], report["duplicated"], report["misordered"]) == (0, 0, 0)
     assert report["violations"] == []
     assert [name for name, _, _ in report["faults"]] == [
-        "line east – west cut",
+        "link east – west cut",
         "east-1 killed",
-        "west alone",
+        "west isolated",
     ]
     assert report["missed_events"] == EVENTS * 0.65
     assert 0 < report["shipped_bytes"] < report["missed_bytes"]
@@ -120,8 +120,8 @@ def test_through_a_cut_and_a_kill_nothing_is_lost(ran: Ran) -> None:
 def test_each_step_of_the_demo_is_announced(ran: Ran) -> None:
     acts = [line[9:] for line in ran.stderr.splitlines() if line[:6].strip()[:1].isdigit()]
     assert acts[0].startswith("starting 3 regions × 2 replicas")
-    assert "line east – west cut: west goes on through north" in acts
-    assert "lines mended: west catches up" in acts
+    assert "link east – west cut: west gets the events through north" in acts
+    assert "links restored: west catches up" in acts
     assert acts[-1] == "audit, by Spark and by numpy"
 
 
@@ -151,12 +151,12 @@ def test_the_recorded_logs_give_the_same_verdict_and_an_altered_log_another(ran:
 
 def fake(tally: Tally, judge: str = "spark") -> demo.Demo:
     line = demo.ClientTrack([0.0, 1.0], [1, 3])
-    lines = {"acknowledged": line, "east-mesh-1": line}
+    tracks = {"acknowledged": line, "east-mesh-1": line}
     return demo.Demo(
         events=2, seed=7, tally=tally, judge=judge, seconds=1.0, audit_s=0.5,
         latency={"east": Latency(1.0, 2.0, 3.0, 4.0)} if judge == "spark" else {},
         faults=[demo.Fault("cut", 0.2, 0.4)],
-        lines=lines, burst_events=1, burst_s=0.1, longest_pause_s=0.5, down_s=0.1,
+        tracks=tracks, burst_events=1, burst_s=0.1, longest_pause_s=0.5, down_s=0.1,
         switched_to="north",
         missed_events=1, missed_bytes=100, shipped_bytes=10, catch_up_s=0.1, kept={"east": 2},
     )  # fmt: skip

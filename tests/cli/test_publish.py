@@ -83,6 +83,47 @@ def test_publish_reads_lines_of_stdin_and_files(served: Served, tmp_path: Path) 
     assert "none" not in surecast_here("streams", "--url", served.url).stdout, "created by no event"
 
 
+@pytest.mark.parametrize("lines", [b"", b"one\n"], ids=["no line", "a line"])
+def test_ctrl_c_ends_a_publish_that_waits_for_input(served: Served, lines: bytes) -> None:
+    name = f"typed.{len(lines)}"
+    words = [*COMMAND, "publish", name, "--lines", "-", "--url", served.url]
+    publish = subprocess.Popen(
+        words,
+        env=clean_env(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert publish.stdin is not None
+        publish.stdin.write(lines)
+        publish.stdin.flush()
+        if lines:
+            words = [name, "--from", "earliest", "--count", "1", "--url", served.url]
+            assert surecast("subscribe", *words).stdout == f"{name}\t1\t\tone\n"
+        wait_for(lambda: _waits_in_a_read(publish.pid), "it does not read its input")
+        publish.send_signal(signal.SIGINT)
+        assert publish.wait(20) == 130  # its input is still open
+    finally:
+        publish.kill()
+        publish.wait()
+
+
+def _waits_in_a_read(pid: int) -> bool:
+    """Whether a thread of the process waits in a read of a pipe."""
+    return any(
+        "pipe" in (task / "wchan").read_text() for task in Path(f"/proc/{pid}/task").iterdir()
+    )
+
+
+def test_a_bounded_subscription_to_a_missing_stream_says_so(served: Served) -> None:
+    done = surecast(
+        "subscribe", "typo", "--from", "earliest", "--until", "latest", "--url", served.url
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no stream matches 'typo': there is nothing to read" in done.stderr
+
+
 def test_publish_reports_that_it_waits_for_an_acknowledgement(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

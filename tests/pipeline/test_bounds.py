@@ -334,7 +334,7 @@ CHECKS: list[Row] = [
     ),
     (
         spooled_chunks_of_done_batches,
-        Edit(PIPELINE + "staging_io:Stage._read", " and place.batch > ledger.done", ""),
+        Edit(PIPELINE + "staging_io:Stage._read", " and fields.batch > ledger.done", ""),
     ),
 ]
 

@@ -24,7 +24,7 @@ from surecast.errors import (
     UsageError,
 )
 from surecast.pipeline import staging_io
-from surecast.pipeline.loss import Loss, remedy
+from surecast.pipeline.loss import LostEnd, end_error
 from tests.pipeline.test_audit import write
 from tests.surecast_lab.swarm.runs import Run, lose
 
@@ -315,7 +315,7 @@ def test_a_silent_region_is_reported_once_with_its_remedy(
 
 
 def test_data_loss_is_recognised_by_its_class_name() -> None:
-    loss = remedy([Loss("stream 'x' is gone")])
+    loss = end_error([LostEnd("stream 'x' is gone")])
     text = f"{type(loss).__module__}.{type(loss).__qualname__}: {loss}"
     assert isinstance(ours(RuntimeError(text)), DataLoss)
     assert exit_code(loss) == 1

@@ -297,8 +297,8 @@ def test_positions_that_no_region_has_are_lost(region: Served, fail_on_loss: boo
     task = plan(region, patience_s=0.5, fail_on_loss=fail_on_loss)
     (one,) = task.ranges
     for strange, reason, left in (
-        (one._replace(hi=10), "nobody has more of it than up to 2", 2),
-        (one._replace(stream_id=b"?" * 16), "made anew", 0),
+        (one._replace(hi=10), "no region has positions above 2", 2),
+        (one._replace(stream_id=b"?" * 16), "created again", 0),
         (one._replace(stream="nobody", stream_id=b"?" * 16), "does not exist any more", 0),
     ):
         changed = replace(task, ranges=(strange,))
@@ -325,7 +325,7 @@ def test_positions_that_a_server_declared_lost_are_lost(region: Served, caplog: 
             rows(one)
         assert f"positions {lo} to {hi - 1} of stream 'orders'" in str(refused.value)
         assert "its only disk was damaged" in str(refused.value)
-        assert "failOnDataLoss=false (--no-fail-on-data-loss) to go on" in str(refused.value)
+        assert "failOnDataLoss=false (--no-fail-on-data-loss) to continue" in str(refused.value)
         assert f'startingOffsets={{"orders": {hi}}}' in str(refused.value)
         found = rows(replace(one, fail_on_loss=False))
         assert _covered(found) == 20_001
@@ -345,9 +345,9 @@ def test_a_stream_damaged_up_to_its_end_is_lost_from_there_on(
     region.publish("orders", [b"1", b"2"])
     task = plan(region, patience_s=0.2, fail_on_loss=False)
     late = replace(task, ranges=(task.ranges[0]._replace(hi=10),))
-    for again, expected in ((False, [(9, 7)]), (True, [])):
-        known = loss.Loss("damaged", again=again)
-        monkeypatch.setattr(fetch, "lost", lambda *_, known=known: known)
+    for reassigned, expected in ((False, [(9, 7)]), (True, [])):
+        known = loss.LostEnd("damaged", reassigned=reassigned)
+        monkeypatch.setattr(fetch, "lost_end_by_servers", lambda *_, known=known: known)
         found = rows(late)
         assert [(r["seq"], r["range"]) for r in found if r["kind"] == "lost"] == expected
         assert len(events(found)) == 2

@@ -206,7 +206,7 @@ def test_an_archive_refuses_a_folder_where_rows_would_be_skipped(
             archive(spark, str(torn), wanted)
     other = tmp_path / "other"
     spark.range(3).write.parquet(str(other))
-    with pytest.raises(UsageError, match="has something in it"):
+    with pytest.raises(UsageError, match="is not empty"):
         archive(spark, str(other), wanted)
     assert spark.read.parquet(str(other)).count() == 3
     (tmp_path / "file").touch()

@@ -59,7 +59,7 @@ def lost(*answers: tuple[View, Any]) -> str:
 
 
 def test_positions_that_no_region_can_have_are_lost() -> None:
-    words = "nobody has more of it than up to 900"
+    words = "no region has positions above 900"
     assert words in lost((view(east=True), stream()))
     assert words in lost((view(), stream("west")))
     assert words in lost((view(east=False), stream("west")))  # the owner decides
@@ -85,8 +85,8 @@ def test_positions_that_some_region_may_have_are_not_lost(answer: tuple[View, An
 
 def test_the_owner_decides_whether_a_stream_was_created_again() -> None:
     other = bytes(16)
-    assert "made anew" in lost((view(east=True), stream(stream_id=other)))
-    assert "made anew" in lost((view(), stream("west", stream_id=other)))
+    assert "created again" in lost((view(east=True), stream(stream_id=other)))
+    assert "created again" in lost((view(), stream("west", stream_id=other)))
     assert lost((view(east=False), stream(stream_id=other))) == ""
     assert lost((view(east=True), stream(stream_id=other)), (view(east=False), stream())) == ""
 
@@ -111,7 +111,7 @@ def test_a_damaged_stream_is_lost_if_no_region_has_it_complete() -> None:
     loss = judge("orders", PLACE, [(view(east=True), damaged(regions=ends))])
     assert loss is not None
     assert "damaged from 501 on: a torn block" in loss.words
-    assert not loss.again  # a repair brings back the same positions
+    assert not loss.reassigned  # a repair brings back the same positions
     assert lost((view(east=False), damaged(regions=ends))) == ""
     ends = {"west": 501, "east": 1_001}
     assert lost((view(east=False), damaged(regions=ends))) == ""  # east has them and may return
@@ -122,7 +122,7 @@ def test_a_damaged_stream_is_not_lost_if_another_server_has_it_complete() -> Non
     good = view(), stream("west", regions={"west": 1_001})
     assert lost(bad, good) == lost(good, bad) == ""
     short = view(), stream("west", regions={"west": 901})
-    assert "up to 900" in lost(bad, short)
+    assert "above 900" in lost(bad, short)
 
 
 def test_another_region_that_has_a_damaged_stream_complete_is_named() -> None:
@@ -161,7 +161,7 @@ def test_without_http_another_stream_of_the_name_is_a_loss(tmp_path: Path) -> No
         assert region._http is not None
         region._loop.call(region._http.stop())
         query = reader(region)
-        with pytest.raises(DataLoss, match="made anew"):
+        with pytest.raises(DataLoss, match="created again"):
             after(query, PLACE)
         query.stop()
         query = reader(region, failOnDataLoss="false")
@@ -287,7 +287,7 @@ def test_a_port_that_does_not_answer_is_tried_once(
     with Served(tmp_path / "data", http=False) as served, socket.create_server(("", 0)) as port:
         served.publish("orders", [b"1"])
         http = f"127.0.0.1:{port.getsockname()[1]}"
-        monkeypatch.setattr(Region, "https", (http,))
+        monkeypatch.setattr(Region, "http_addresses", (http,))
         monkeypatch.setattr(region_module, "ask_server", ask)
         monkeypatch.setattr(region_module, "HTTP_S", 0.2)
         with Region(served.url, "") as query:
@@ -343,7 +343,9 @@ def test_positions_of_a_region_that_is_down_are_not_lost(tmp_path: Path) -> None
         )
         stack.callback(query.stop)
         end = places_to({name: Place(info.stream_id, info.end) for name, info in known.items()})
-        wait_for(lambda: not all(v.hears_all() for v in views_of(query.region.https, "") or []))
+        wait_for(
+            lambda: not all(v.hears_all() for v in views_of(query.region.http_addresses, "") or [])
+        )
         assert query.latestOffset(end, ReadAllAvailable()) == end
         start = places_to({"orders": Place(known["orders"].stream_id, 991)})
         for partition in query.partitions(start, end):  # like a batch that is planned again

@@ -528,7 +528,7 @@ def test_chunks_of_a_killed_driver_are_collected_by_other_queries_in_time() -> N
         killed, left = silence(steps, "p", 6.9)
         finish(killed)
         killed, left = silence(steps, "p", 7.1)
-        kinds = {staging._place(key).kind for key in left}
+        kinds = {staging._key_fields(key).kind for key in left}
         assert kinds <= {staging.DONE} or staging.INTENT in kinds  # which must be published
         finish(killed)  # it is continued
     assert staged > 5

@@ -174,7 +174,7 @@ def test_a_sweep_runs_only_missing_points(spark: "SparkSession", tmp_path: Path)
     before = {path: path.stat().st_ino for path in tmp_path.rglob("seed-*.parquet")}
     reported: list[tuple[int, int, str]] = []
     run(TOY, lambda *step: reported.append(step), tmp_path, seeds=(1, 2), where=on(spark))
-    assert reported[0] == (3, 6, "3 are there already")
+    assert reported[0] == (3, 6, "3 from earlier runs")
     assert reported[-1][:2] == (6, 6)
     after = {path: path.stat().st_ino for path in tmp_path.rglob("seed-*.parquet")}
     assert len(after) == 6

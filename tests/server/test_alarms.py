@@ -38,7 +38,7 @@ def healthy() -> Any:
     )
     copy = SimpleNamespace(info=stream.info, recovering_since_ns=None)
     service: Any = SimpleNamespace(streams={b"s": stream})
-    peer = SimpleNamespace(name="w", heard_ns=0, owners=b"same", live=True)
+    peer = SimpleNamespace(name="w", heard_ns=10**9, owners=b"same", live=True)
     return SimpleNamespace(
         draining=False,
         config=SimpleNamespace(
@@ -73,6 +73,7 @@ def healthy() -> Any:
             ),
             "sprinkler": SimpleNamespace(
                 now_ns=10**9,
+                config=SimpleNamespace(dead_ns=10**9 // 2),
                 owners=b"same",
                 peers={"w": peer},
                 is_live=lambda peer: peer.live,
@@ -164,14 +165,11 @@ def behind(server: Any) -> None:
 
 
 def unreachable(server: Any) -> None:
-    server.layers["sprinkler"].peers["w"].live = False
+    server.layers["sprinkler"].peers["w"].heard_ns = 0
 
 
 def never_heard(server: Any) -> None:
-    server.layers["sprinkler"].peers["w"].live, server.layers["sprinkler"].peers["w"].heard_ns = (
-        False,
-        -1,
-    )
+    server.layers["sprinkler"].peers["w"].heard_ns = -1
     server.layers["sprinkler"].peers["w"].owners = b""
 
 
@@ -241,6 +239,13 @@ READY = {
 def test_a_healthy_node_has_no_alarm() -> None:
     assert alarms(healthy()) == []
     assert not_ready(healthy()) == []
+
+
+def test_a_region_whose_tail_is_being_replaced_is_not_called_unreachable() -> None:
+    """The session with its tail has ended; the next tail has not sent an advertisement yet."""
+    server = healthy()
+    server.layers["sprinkler"].peers["w"].live = False
+    assert alarms(server) == []
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ Opened = Callable[..., Driver]
 THIRD = b"a third log here"
 LOGS = (LOG, OTHER, THIRD)
 ROWS_MAX = 12  # of a batch
-QUICK, MANY = 12, 20  # number of damages tried for each history
+QUICK, MANY = 4, 20  # number of damages tried for each history
 
 
 class History(NamedTuple):

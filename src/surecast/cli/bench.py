@@ -31,7 +31,7 @@ Folder = Annotated[
         show_default=True,
     ),
 ]
-DIR = Path("out/bench")
+DIR = Path("out/bench")  # the default of --dir
 Durable = Annotated[
     bool | None,
     typer.Option(
@@ -58,7 +58,7 @@ def geo(
     durable: Durable = None,
     seconds: Seconds = 8.0,
     window: Annotated[
-        int, typer.Option(min=1, max=64, help="Unacknowledged batches of each publisher.")
+        int, typer.Option(min=1, max=64, help="Maximum of unacknowledged batches of a publisher.")
     ] = 32,
     keys: Keys = 100_000,
     skew: Skew = 1.1,
@@ -84,7 +84,7 @@ def geo(
 @loads("surecast_lab.bench.fanout")
 def fanout(
     subscribers: Annotated[int, typer.Option(min=1, max=256, help="Reader processes.")] = 16,
-    events: Annotated[int, typer.Option(min=1, help="Events for each reader.")] = 2_000_000,
+    events: Annotated[int, typer.Option(min=1, help="Events that each reader gets.")] = 2_000_000,
     batch: Annotated[int, typer.Option(min=1, help="Events per batch.")] = 500,
     folder: Folder = DIR,
     as_json: Json = False,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SIGN_OF_LIFE_S = 2.0  # without a terminal, interval between lines of progress
 BAD = ("lost", "duplicated", "misordered")  # counts that must be 0
-COUNTS = ("published", "acked", "delivered", "void", *BAD)
+COUNTS = ("published", "acked", "delivered", "void", *BAD)  # fields of a Tally, in the output too
 VIOLATIONS_SHOWN = 5
 
 
@@ -88,19 +88,20 @@ def demo(
 
 
 class Teller:
-    """Shows progress: a line when an act of the demo begins, and a bar below."""
+    """Shows progress: a line when a step of the demo begins, and a bar below."""
 
     def __init__(self, bar: Bar) -> None:
         self.bar = bar
-        self.act = ""
+        self.step = ""  # the current one
         self.began = time.monotonic()
 
-    def __call__(self, act: str, word: str, acked: int) -> None:
+    def __call__(self, step: str, note: str, acked: int) -> None:
+        """`acked` is the number of acknowledged events, which the bar shows."""
         elapsed_s = time.monotonic() - self.began
-        if act != self.act:
-            self.act = act
-            self.bar.say(f"{elapsed_s:5.1f} s  {act}")
-        self.bar.update(acked, f"{elapsed_s:.0f} s {word}")
+        if step != self.step:
+            self.step = step
+            self.bar.say(f"{elapsed_s:5.1f} s  {step}")
+        self.bar.update(acked, f"{elapsed_s:.0f} s {note}")
 
 
 def summary(result: "Demo") -> dict[str, object]:
@@ -156,6 +157,7 @@ def tell(result: "Demo", figure: Path) -> None:
 
 
 def _judged(result: "Demo") -> str:
+    """A line that says which of the two judges checked the result, and whether they agree."""
     if result.judge != "spark":
         return "Judged by numpy alone (--no-spark)."
     agrees = not any("judges disagree" in words for words in result.tally.violations)
@@ -170,7 +172,7 @@ def _latency(result: "Demo") -> str:
         f"{region} {ms.p50_ms:,.0f} / {ms.p99_ms:,.0f} / {ms.max_ms:,.0f}"
         for region, ms in result.latency.items()
     )
-    return f"Latency      publish → deliver, p50 / p99 / max in ms, all acts: {regions}\n"
+    return f"Latency      publish → deliver, p50 / p99 / max in ms, all steps: {regions}\n"
 
 
 def _figures(result: "Demo") -> str:
@@ -212,10 +214,10 @@ def draw(result: "Demo", path: Path) -> None:
     from matplotlib import pyplot as plt
 
     fig, (above, below) = plt.subplots(2, 1, figsize=(9, 6), sharex=True, height_ratios=(4, 1))
-    acked = result.lines["acknowledged"]
+    acked = result.tracks["acknowledged"]
     above.plot(acked.at_s, acked.position, color="0.6", linewidth=5, label="acknowledged")
     for region, style in zip(result.kept, ("-", "--", ":"), strict=False):
-        line = result.lines[f"{region}-mesh-1"]
+        line = result.tracks[f"{region}-mesh-1"]
         above.plot(line.at_s, line.position, style, linewidth=2, label=f"subscriber in {region}")
     for row, fault in enumerate(result.faults):
         above.axvline(fault.begin_s, color="tab:red", alpha=0.3, linestyle="--", linewidth=1)

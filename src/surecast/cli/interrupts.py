@@ -35,6 +35,7 @@ class exits_at_once:
     """
 
     def __enter__(self) -> None:
+        # Whether the handler is Python's own, so that this class replaces and restores it.
         self.ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if self.ours:
             try:
@@ -56,14 +57,14 @@ def loads(*modules: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     from functools import wraps
     from importlib import import_module
 
-    def made(verb: Callable[P, R]) -> Callable[P, R]:
-        @wraps(verb)
+    def decorate(subcommand: Callable[P, R]) -> Callable[P, R]:
+        @wraps(subcommand)
         def run(*args: P.args, **options: P.kwargs) -> R:
             with exits_at_once():
                 for module in modules:
                     import_module(module)
-            return verb(*args, **options)
+            return subcommand(*args, **options)
 
         return run
 
-    return made
+    return decorate

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 lab = typer.Typer(no_args_is_help=True, help="Repeat the experiments of the papers.")
 
-SEEDS, SWEEP_SEEDS = 3, 5
+SEEDS, SWEEP_SEEDS = 3, 5  # the default number of seeds, without and with --sweep
 
 Out = Annotated[Path, typer.Option(help="Folder for tables, figures and verdicts.")]
-OUT = Path("out/lab")
+OUT = Path("out/lab")  # the default of --out
 
 
 @lab.command("list")
@@ -81,7 +81,8 @@ def run_experiments(
 ) -> None:
     """Run experiments; each writes tables, a figure and a verdict.
 
-    A run that was stopped continues with the missing points. Exits with 1 if a claim of a paper was
+    An experiment consists of points: runs with different parameters and seeds. If a run was
+    stopped, the next one continues with the missing points. Exits with 1 if a claim of a paper was
     not reproduced, or if points failed.
     """
     from surecast_lab.lab import experiments

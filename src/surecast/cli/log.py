@@ -38,18 +38,13 @@ def show_info(directory: Directory, as_json: AsJson = False) -> None:
     Live and void positions are counted as by the server, so `surecast status` shows the same
     numbers. Stop the node first, or compare when nothing is being published.
     """
-    found: list[Holdings] = []
-    names: list[dict[bytes, str]] = []
-    for path in stores(directory):
-        holdings, known = _look(path)
-        found.append(holdings)
-        names.append(known)
+    contents = [_look(path) for path in stores(directory)]
     if as_json:
-        rows = [_plain(one, known) for one, known in zip(found, names, strict=True)]
+        rows = [_plain(holdings, names) for holdings, names in contents]
         print(json.dumps({"stores": rows}))
         return
-    for one, known in zip(found, names, strict=True):
-        print(_holdings(one, known))
+    for holdings, names in contents:
+        print(_holdings(holdings, names))
 
 
 @log.command("verify")
@@ -128,6 +123,7 @@ def _look(path: Path) -> "tuple[Holdings, dict[bytes, str]]":
     policies = {stream: listed[stream].retention for stream in listed}
     known = {stream: listed[stream].name for stream in listed}
     names = {DIRECTORY: "(directory of streams)", CURSORS: "(named subscriptions)", **known}
+    # The log of named subscriptions has no entry in the directory, and this retention rule.
     return info(path, {CURSORS: LatestPerKey(), **policies}), names
 
 
@@ -140,7 +136,8 @@ def _holdings(one: "Holdings", names: dict[bytes, str]) -> str:
     ]
     lines += [f"  PROBLEM: {problem}" for problem in one.problems]
     if one.states:
-        lines.append(f"  {len(one.states)} states, {_size(sum(one.states.values()))}")
+        size = _size(sum(one.states.values()))
+        lines.append(f"  {len(one.states)} saved states, {size}")
     for stream in one.streams:
         lines += _stream(stream, names)
     return "\n".join(lines)
@@ -150,7 +147,7 @@ def _stream(one: "StreamInfo", names: dict[bytes, str]) -> list[str]:
     times = ""
     if one.time_first_ns is not None and one.time_last_ns is not None:
         times = f"{_time(one.time_first_ns)} to {_time(one.time_last_ns)}"
-    spare = one.rows - one.live
+    spare = one.rows - one.live  # void events that are still stored
     return [
         f"  {names.get(one.log, '(not in the directory)')}  {one.log.hex()}"
         + ("  (deleted)" if one.deleted else ""),
@@ -189,7 +186,7 @@ def _verdict(path: str, verdict: "Verdict") -> str:
 
 
 def _plain(one: "Holdings", names: dict[bytes, str]) -> dict[str, Any]:
-    """The contents of a store as printed by --json."""
+    """The contents of a store as printed by --json. `names` has the names of its logs, by id."""
     made = {**asdict(one), "path": str(one.path)}
     made["streams"] = [
         {**row, "log": row["log"].hex(), "name": names.get(row["log"])} for row in made["streams"]

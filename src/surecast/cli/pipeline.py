@@ -36,6 +36,7 @@ FailOnLoss = Annotated[
         help="Fail when positions are lost, or continue without them.",
     ),
 ]
+# The values of --collect, for help texts and errors.
 COLLECTS = "before-seq:N, before-time:2025-01-31T12:00+00:00, key:K, prefix:P, tag:T"
 SAMPLE = 1_000_000  # about this number of keys is tested against their distribution
 STREAMS_SHOWN = 10  # names that an error message lists at most
@@ -45,6 +46,7 @@ def _source(
     streams: str, url: str, token: str, fail_on_loss: bool, start: str = "earliest"
 ) -> dict[str, str]:
     """The options of the Spark source."""
+    # The name of the option that says what to read.
     by = "subscribePattern" if any(sign in streams for sign in "*>") else "subscribe"
     fail = "true" if fail_on_loss else "false"
     options = {"url": url, by: streams, "startingOffsets": start, "failOnDataLoss": fail}
@@ -52,6 +54,7 @@ def _source(
 
 
 def _tell(as_json: bool, words: str, facts: dict[str, Any]) -> None:
+    """Print the result of a job: `words`, or `facts` as JSON."""
     print(json.dumps(facts) if as_json else words)
 
 
@@ -105,7 +108,9 @@ def replay_rows(
     name: Annotated[
         str, typer.Option(help="Name of this replay. Run it again with the name to continue.")
     ] = "",
-    positions: Annotated[int, typer.Option(min=1, help="Positions published at a time.")] = 100_000,
+    positions: Annotated[
+        int, typer.Option(min=1, help="Positions that are published at a time.")
+    ] = 100_000,
     url: Url = DEFAULT_URL,
     token: Token = "",
     master: Master = None,
@@ -120,6 +125,7 @@ def replay_rows(
     options = {"url": url, **({"token": token} if token else {})}
     with on_spark(master, conf, "replay") as spark, Bar(f"replay to {to}", 0) as bar:
         rows = spark.read.parquet(source)
+        # An archive has all these columns; `read` gives their types explicitly.
         if set(SCHEMA.names) <= set(rows.columns):
             rows = read(spark, source)
         if stream:
@@ -327,7 +333,7 @@ def make_workload(
     spec = Workload(**made)
     _check_new(to)
     began = time.monotonic()
-    judged, unjudged = None, ""
+    judged, unjudged = None, ""  # the test of the keys, or the reason why it was not possible
     with on_spark(master, conf, "workload") as spark, watched(spark, "workload"):
         rows = workload(spark, spec)
         if to:
@@ -359,7 +365,7 @@ def make_workload(
 def show_top_keys(
     streams: Streams,
     window: Annotated[str, typer.Option(help="Length of a window.")] = "10 seconds",
-    late: Annotated[str, typer.Option(help="Maximum delay of an event.")] = "10 seconds",
+    late: Annotated[str, typer.Option(help="How late an event may arrive.")] = "10 seconds",
     top: Annotated[int, typer.Option(min=1, help="Keys per window.")] = 10,
     start: Annotated[
         str | None,
@@ -371,8 +377,8 @@ def show_top_keys(
         bool,
         typer.Option(
             "--once",
-            help="Process the current events, then exit. Windows that have not ended by --late "
-            "before the newest event are not printed.",
+            help="Process the current events, then exit. Windows that end less than --late before "
+            "the newest event are not printed, because events for them may still arrive.",
         ),
     ] = False,
     checkpoint: Annotated[

@@ -40,6 +40,7 @@ class Bar:
         stream: TextIO | None = None,
         line_every_s: float = LINE_EVERY_S,
     ) -> None:
+        """`total` is the value of `done` at the end; 0: not known. `stream` is stderr if None."""
         self.title = title
         self.total = total
         self.line_every_s = line_every_s

@@ -4,8 +4,10 @@ import asyncio
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -36,7 +38,7 @@ CLOSE_S = 1.0  # after Ctrl-C, time to wait for acknowledgements
 PROGRESS_S = 2.0  # publishing that takes longer shows its progress
 RUNS_SHOWN = 8  # ranges of positions that are printed; the others are only counted
 
-Pairs = list[tuple[bytes | None, bytes]]
+Pairs = list[tuple[bytes | None, bytes]]  # the key and the value of each event
 
 
 @loads("surecast.client.connection")
@@ -74,7 +76,10 @@ def publish(
         raise typer.BadParameter("with --ndjson each line has its own key", param_hint="--key")
     if not any(sources):
         if sys.stdin.isatty():
-            raise typer.BadParameter("give values, --lines FILE, --ndjson FILE, or pipe lines in")
+            raise typer.BadParameter(
+                "give values, --lines FILE or --ndjson FILE, or pipe lines in; `--lines -` reads "
+                "the lines that you type, until Ctrl-D"
+            )
         lines = Path("-")
     policy = parse_retention(retain)
     common = None if key is None else key.encode()
@@ -145,8 +150,8 @@ async def _all(
             if stream is None:
                 stream = await client.stream(name, retain=policy, delivery=delivery)
             keys = [key for key, _ in pairs]
-            some = keys if any(key is not None for key in keys) else None
-            for run in (await stream.publish_many([v for _, v in pairs], keys=some)).runs:
+            given = keys if any(key is not None for key in keys) else None
+            for run in (await stream.publish_many([v for _, v in pairs], keys=given)).runs:
                 done.add(run)
             done.waits_for = 0
             if bar is None and time.monotonic() - began > PROGRESS_S:
@@ -194,7 +199,7 @@ def _tell(name: str, done: Done, as_json: bool, note: str) -> None:
 class Values:
     """Events from the command line arguments."""
 
-    total = 0.0
+    total = 0.0  # there is no file whose size could be compared with `position`
 
     def __init__(self, given: Pairs) -> None:
         self.given = given
@@ -212,8 +217,9 @@ class Lines:
         self.key = key
         self.as_objects = as_objects
         self.position = 0.0  # bytes that were read
-        self.number = 0  # the number of the last line
+        self.number = 0  # lines that were read
         self.file = self._open()
+        # The size of the file; 0 for a pipe, whose size is not known.
         self.total = float(os.fstat(self.file.fileno()).st_size)
 
     def _open(self) -> BinaryIO:
@@ -225,8 +231,8 @@ class Lines:
             raise UsageError(f"cannot read {self.path}: {problem.strerror}") from None
 
     async def pairs(self) -> AsyncIterator[Pairs]:
-        rest = b""
-        while data := await asyncio.to_thread(os.read, self.file.fileno(), READ_BYTES):
+        rest = b""  # the begin of a line whose end has not been read yet
+        while data := await _read(self.file.fileno()):
             self.position += len(data)
             whole, newline, tail = data.rpartition(b"\n")
             if newline:
@@ -251,6 +257,36 @@ class Lines:
             return parse_line(line)
         except UsageError as problem:
             raise UsageError(f"{self.path}, line {self.number}: {problem}") from None
+
+
+async def _read(file: int) -> bytes:
+    """Up to READ_BYTES of a file or pipe; empty at its end.
+
+    The read is done in a daemon thread. Threads of the event loop's executor are joined when the
+    process ends, so that Ctrl-C would wait for the next line of stdin.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[bytes] = loop.create_future()
+
+    def finish(data: bytes, problem: OSError | None) -> None:
+        if done.cancelled():
+            return
+        if problem is None:
+            done.set_result(data)
+        else:
+            done.set_exception(problem)
+
+    def read() -> None:
+        data, problem = b"", None
+        try:
+            data = os.read(file, READ_BYTES)
+        except OSError as error:
+            problem = error
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(finish, data, problem)
+
+    threading.Thread(target=read, name="publish-input", daemon=True).start()
+    return await done
 
 
 Source = Values | Lines

@@ -46,7 +46,7 @@ def replay(
     if paths := recorded_lives(what):
         raise typer.Exit(0 if play(paths, out, tail, as_json) else 1)
     good = True
-    for recording in recordings(what[0], protocol):
+    for recording in runs_of_seeds(what[0], protocol):
         trace, result = run(recording["protocol"], recording["seed"])
         difference = compare(recording, trace) if recording.get("trace_digest") else None
         good = good and not result["violations"] and difference is None
@@ -98,7 +98,8 @@ def _is_recording(path: Path) -> bool:
 
 
 def play(paths: list[Path], out: Path | None, tail: int, as_json: bool) -> bool:
-    """Replay recordings and print the result; True if all effects are as recorded."""
+    """Replay recordings and print the result; True if all effects (what the state machines return)
+    are as recorded."""
     import msgspec
 
     from surecast.errors import PeerError
@@ -136,6 +137,7 @@ def play(paths: list[Path], out: Path | None, tail: int, as_json: bool) -> bool:
 
 
 def render_played(played: Any, last: list[Any]) -> str:
+    """The result of `sim.playback.play` as text; `last` has the rows of the trace to show."""
     lives = played.lives
     named = [f"{node} ({count} starts)" if count > 1 else node for node, count in lives.items()]
     lines = [
@@ -158,9 +160,9 @@ def render_played(played: Any, last: list[Any]) -> str:
 # ---------------------------------------------------------------- seeds
 
 
-def recordings(what: str, protocol: str) -> list[dict[str, Any]]:
-    """The runs that `what` names, each with its protocol and seed. If `what` is a trace, the run
-    also has the digest and the path of the trace."""
+def runs_of_seeds(what: str, protocol: str) -> list[dict[str, Any]]:
+    """The runs of swarms that `what` names: {"protocol": ..., "seed": ...}. If `what` is a trace,
+    the only run also has "trace_digest" and the "path" of the trace."""
     if what.isdigit():
         found = [{"protocol": protocol, "seed": int(what)}]
     else:
@@ -246,6 +248,7 @@ def compare(recording: dict[str, Any], trace: Any) -> str | None:
 
 
 def _rows(table: Any) -> Any:
+    """The rows of an Arrow table with a trace, as tuples; `_spell` names their fields."""
     return zip(*(table.column(name).to_pylist() for name in table.column_names), strict=True)
 
 
@@ -268,7 +271,7 @@ def render(
 ) -> str:
     protocol = recording["protocol"]
     rows = list(_rows(trace.to_table()))
-    faults = [row for row in rows if row[2] == "fault"]
+    faults = [row for row in rows if row[2] == "fault"]  # row[2] is the kind (see `_spell`)
     lines = [f"seed {result['seed']}: {len(rows):,} rows of trace"]
     lines += [f"  {_spell(row)}" for row in faults[:FAULTS_SHOWN]]
     if len(faults) > FAULTS_SHOWN:

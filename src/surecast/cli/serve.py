@@ -31,8 +31,9 @@ def serve(
     """Run one node of a region: a replica, or its witness.
 
     Environment variables can also set keys: SURECAST_NODE__HTTP=127.0.0.1:7480 sets node.http.
-    SIGTERM and Ctrl-C end it in order. Exits with 0 after that, 1 after a failure, 2 if the
-    configuration is wrong, 130 on Ctrl-C while the program is loaded.
+    On SIGTERM or Ctrl-C it answers publishes in progress, writes all data to the disk, and exits
+    with 0. Other exit codes: 1 after a failure, 2 if the configuration is wrong, 130 on Ctrl-C
+    while the program is being loaded.
     """
     from surecast.server.settings import load_config
 

@@ -107,7 +107,7 @@ def sim(
         results = _watched(protocol, found, len(wanted))
     summary = merge(protocol, results)
     if ledger is not None:
-        ran = f"Spark, {master}" if on_spark else "processes"
+        ran = f"Spark, {master}" if on_spark else "processes"  # where the seeds ran
         line = ledger_line(summary, wanted[0], time.perf_counter() - started, ran)
         append_to_ledger(ledger, line)
     print(json.dumps(summary) if as_json else render(protocol, summary, results))

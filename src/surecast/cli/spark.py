@@ -21,7 +21,7 @@ Master = Annotated[
     typer.Option(
         "--master", envvar="SURECAST_MASTER",
         show_default="local[*], unless Spark is set up otherwise",
-        help="Spark's: local[*], spark://host:7077, yarn, k8s://…, or sc://host:15002 (Connect).",
+        help="Spark master: local[*], spark://host:7077, yarn, k8s://…, sc://host:15002 (Connect).",
     ),
 ]  # fmt: skip
 Conf = Annotated[
@@ -91,11 +91,13 @@ def ours(problem: Exception) -> SurecastError:
     If a SurecastError in a task caused it, that error is returned, otherwise a JobFailed.
     """
     text = str(problem)
+    # The text contains the traceback of the failed task. Its last error is the one that was raised.
     carried = re.findall(r"surecast\.errors\.(\w+): (.+)", text)
     if carried:
         name, words = carried[-1]
         kind: type[SurecastError] = getattr(errors, name, JobFailed)
         return kind(words)
+    # Otherwise show the last exception of Python, or the first line of Spark's text.
     python = re.findall(r"^(\w[\w.]*(?:Error|Exception): .+)", text, re.MULTILINE)
     first = (text.strip() or type(problem).__name__).splitlines()[0]
     return JobFailed(str(python[-1]) if python else first)

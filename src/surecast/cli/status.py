@@ -43,6 +43,7 @@ def status(
 
 async def _status(url: str, token: str, streams_max: int, as_json: bool) -> int:
     found, silent = await gather(url, token)
+    # Alarms because of which the command exits with 1.
     wrong = [a for s in found.values() for a in s["alarms"] if a["code"] not in HARMLESS]
     if as_json:
         print(json.dumps({"nodes": found, "silent": silent, "ok": not (wrong or silent)}))
@@ -60,7 +61,8 @@ async def gather(url: str, token: str) -> tuple[dict[str, Facts], dict[str, str]
     from surecast.endpoint.discovery import parse_url, redacted
 
     async with surecast.connect(url, token=token) as client:
-        host, places = parse_url(url)[0][0], client.http
+        host = parse_url(url)[0][0]
+        places = client.http  # name → HTTP address of the replicas that are still to be asked
     if not places:
         raise ConnectError(
             f"the servers at {redacted(url)} have no HTTP port: set node.http to see their status"
@@ -82,8 +84,9 @@ async def gather(url: str, token: str) -> tuple[dict[str, Facts], dict[str, str]
 
 
 async def _ask(place: str, host: str, token: str) -> Facts:
+    """The status of the replica with the HTTP address `place`. `host` is the host of --url."""
     name, _, port = place.rpartition(":")
-    if name in ("0.0.0.0", "[::]"):  # listens on all interfaces: use the host of the url
+    if name in ("0.0.0.0", "[::]"):  # it listens on all interfaces, which is no address to ask
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return await asyncio.to_thread(_fetch, f"http://{place}/v1/status", token)
 
@@ -128,7 +131,7 @@ def tell(found: dict[str, Facts], silent: dict[str, str], streams_max: int) -> N
             values = ", ".join(f"{key} {value}" for key, value in fields.items())
             page.print(f"{role}  {escape(f'{name}: {values}')}", highlight=False)
     alarms = [(name, alarm) for name, facts in found.items() for alarm in facts["alarms"]]
-    seen: dict[str, list[str]] = {}
+    seen: dict[str, list[str]] = {}  # code → a text for each node with this alarm
     for name, alarm in alarms:
         seen.setdefault(alarm["code"], []).append(f"{name}: {alarm['what']}")
     meaning = {alarm["code"]: alarm for _, alarm in alarms}
@@ -144,6 +147,7 @@ def tell(found: dict[str, Facts], silent: dict[str, str], streams_max: int) -> N
 
 
 def regions_of(found: dict[str, Facts]) -> list[str]:
+    """The names of all regions: first those of the nodes that answer, then others they know."""
     here = {facts["node"]["region"]: None for facts in found.values()}
     there = {r["name"]: None for facts in found.values() for r in facts["regions"]}
     return list(here | there)
@@ -193,8 +197,8 @@ def _streams(found: dict[str, Facts], streams_max: int) -> "Table":
     deliveries = {s["delivery"] for facts in found.values() for s in facts["streams"]}
     more = ["delivery"] if deliveries - {DEFAULT_DELIVERY} else []
     table = Table("stream", "owner", "keeps", *more, *titles, "lag", "live", "void")
-    rows: dict[str, Facts] = {}
-    ends: dict[str, dict[str, int]] = {}
+    rows: dict[str, Facts] = {}  # stream → its values at the replica that has the most of it
+    ends: dict[str, dict[str, int]] = {}  # stream → {region: end}
     for facts in found.values():
         for stream in facts["streams"]:
             name = stream["name"]
@@ -209,7 +213,7 @@ def _streams(found: dict[str, Facts], streams_max: int) -> "Table":
         # The default delivery replicates to every region. Other deliveries may not, so a region
         # without the stream has no lag.
         goes_to = regions if stream["delivery"] == DEFAULT_DELIVERY else at
-        lag = max(most - at.get(region, 1) for region in goes_to)
+        lag = max(most - at.get(region, 1) for region in goes_to)  # 1: the end of an empty stream
         table.add_row(
             name, stream["owner"], stream["retention"], *(stream[key] for key in more),
             *(f"{at[region]:,}" if region in at else "–" for region in regions),

@@ -74,7 +74,7 @@ def subscribe(
 
 def parse_start(text: str) -> "Any":
     """The value of --from: "earliest", "latest", a position such as 17, or a datetime. A time
-    without a zone is local time."""
+    without a zone is in the zone of this machine."""
     return text if text == "earliest" else _parse_place(text, "earliest, latest", "--from")
 
 
@@ -162,10 +162,10 @@ class Page:
 
     async def keep_flushing(self) -> None:
         """Write lines every FLUSH_S; raise BrokenPipeError when the reader has closed stdout."""
-        end = select.poll()
+        poll = select.poll()
         # With no events to wait for, poll reports only errors: the reader has closed the pipe.
-        end.register(sys.stdout.fileno(), 0)
-        while not any(what & select.POLLERR for _, what in end.poll(0)):
+        poll.register(sys.stdout.fileno(), 0)
+        while not any(event & select.POLLERR for _, event in poll.poll(0)):
             await asyncio.sleep(FLUSH_S)
             await self.flush()
         raise BrokenPipeError

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 READY_S_MAX = 120.0  # time for all processes to become ready
 LOOK_S = 0.2  # interval between checks of the processes and their logs
+# The program of the process that compiles the kernels.
 _COMPILE = (
     "from surecast.cli.options import show_logs; show_logs(); "
     "from surecast.columns import kernels; kernels.warm()"
@@ -124,10 +125,10 @@ def watch(cluster: "Cluster") -> int:
                 _say(line)
             for name, exit_code in cluster.dead():
                 code = 1
-                again = f"{_command()} serve {cluster.nodes[name].config}"
+                restart = f"{_command()} serve {cluster.nodes[name].config}"
                 _say(
                     f"{name} stopped unexpectedly (exit code {exit_code}). Last log lines:\n"
-                    f"{cluster.last_lines(name)}\n  to restart it, in another shell: {again}"
+                    f"{cluster.last_lines(name)}\n  to restart it, in another shell: {restart}"
                 )
             time.sleep(LOOK_S)
         _say("all processes have stopped")
@@ -160,6 +161,7 @@ def tell(layout: "Layout") -> None:
     page = console()
     page.print(table)
     command, first, *others = _command(), *layout.regions()
+    # Options of the commands that publish in the first region and read in another one.
     near = layout.of(first)[0].url
     near = "" if near == DEFAULT_URL else f" --url {near}"
     far = f" --url {layout.of(others[0])[0].url}" if others else near

@@ -212,15 +212,17 @@ class SubscriptionTask:
             self._meet(info, end)
         if answer.complete and not self._complete:
             self._complete = True
-            if not self._matched and self.spec.stop is None:
-                self._log_waiting()
+            if not self._matched:
+                self._log_no_match()
             if self.spec.stop is not None and self._watch is not None:
                 self._control.drop(self._watch)  # streams that appear later are not read
             self._look_if_ready()
 
-    def _log_waiting(self) -> None:
-        """Log that no stream matches yet: a warning for a name, which may be misspelt."""
-        if self.spec.has_wildcard:
+    def _log_no_match(self) -> None:
+        """Log that no stream matches: a warning for a name, which may be misspelt."""
+        if self.spec.stop is not None:
+            log.warning("no stream matches %r: there is nothing to read", self.spec.pattern)
+        elif self.spec.has_wildcard:
             log.info("no stream matches %r yet: waiting for one", self.spec.pattern)
         else:
             log.warning("there is no stream %r yet: waiting until it is created", self.spec.pattern)

@@ -15,13 +15,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from surecast.client.sync import Loop
-from surecast.core.endpoint import Lost
+from surecast.core.endpoint import Lost as LostRange
 from surecast.endpoint.discovery import parse_url
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.ranges import Piece, RangeReader, ShortError, StallError
 from surecast.errors import ConnectError, SurecastError
 from surecast.pipeline import files
-from surecast.pipeline.loss import Loss, lost, remedy, remedy_of_range, shown_range, views_of
+from surecast.pipeline.loss import (
+    LostEnd,
+    end_error,
+    lost_end_by_servers,
+    range_error,
+    shown_range,
+    views_of,
+)
 from surecast.pipeline.offsets import Place
 from surecast.pipeline.options import COLUMNS
 from surecast.pipeline.plan import Range
@@ -36,7 +43,7 @@ __all__ = ["Task", "pieces_of", "read"]
 log = logging.getLogger("surecast.pipeline")
 
 PATIENCE_S: Final = 60.0  # maximum wait for a batch: a region may be catching up, or starting
-BUFFER_BYTES: Final = 16 << 20
+BUFFER_BYTES: Final = 16 << 20  # received and not yet passed to Spark
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +75,12 @@ def pieces_of(wanted: Range, task: Task, connection: TaskConnection) -> Iterator
     at = wanted.lo
     try:
         for piece in _read(wanted, task, connection):
-            if isinstance(piece, Lost):
+            if isinstance(piece, LostRange):
                 if task.fail_on_loss:
-                    raise remedy_of_range(wanted.stream, piece)
+                    raise range_error(wanted.stream, piece)
                 log.warning(
-                    "lost: %s; failOnDataLoss=false: going on", shown_range(wanted.stream, piece)
+                    "lost: %s; continuing, as failOnDataLoss=false requests",
+                    shown_range(wanted.stream, piece),
                 )
             yield piece
             at = piece.hi
@@ -80,25 +88,26 @@ def pieces_of(wanted: Range, task: Task, connection: TaskConnection) -> Iterator
         shortfall = f"stream {wanted.stream!r}, positions {wanted.lo} to {wanted.hi - 1}: {problem}"
         views = views_of([server.http for server in task.servers], task.token)
         if views is not None:
-            loss = lost(wanted.stream, Place(wanted.stream_id, wanted.hi), views, task.token)
-        else:
-            loss = None if problem.end else Loss(shortfall)
+            place = Place(wanted.stream_id, wanted.hi)
+            loss = lost_end_by_servers(wanted.stream, place, views, task.token)
+        else:  # end 0: the region does not have the stream
+            loss = None if problem.end else LostEnd(shortfall)
         if loss is None:
             raise SurecastError(
                 f"{shortfall}. They may still arrive: the region is behind, or starting. Try again "
                 "later, or with the url of another region"
             ) from None
         if task.fail_on_loss:
-            raise remedy([loss]) from None
-        log.warning("%s; failOnDataLoss=false: going on without it", loss.words)
-        if not loss.again:  # these positions will not be assigned to other events
-            yield Lost(wanted.stream_id, at, wanted.hi, loss.words)
+            raise end_error([loss]) from None
+        log.warning("%s; continuing, as failOnDataLoss=false requests", loss.words)
+        if not loss.reassigned:
+            yield LostRange(wanted.stream_id, at, wanted.hi, loss.words)
 
 
 def _read(wanted: Range, task: Task, connection: TaskConnection) -> Iterator[Piece]:
-    seen = files.visible(task.servers) if task.files else []
-    if seen:
-        return files.read(wanted, seen[0], task.token, connection.fetcher(wanted))
+    local = files.visible(task.servers) if task.files else []
+    if local:
+        return files.read(wanted, local[0], task.token, connection.fetcher(wanted))
     return connection.fetch(wanted, wanted.lo, wanted.hi)
 
 
@@ -112,6 +121,7 @@ class TaskConnection:
         self._reader: RangeReader | None = None
 
     def fetcher(self, wanted: Range) -> files.Elsewhere:
+        """`fetch` for this range, for positions that files.py cannot read."""
         return lambda lo, hi: self.fetch(wanted, lo, hi)
 
     def fetch(self, wanted: Range, lo: int, hi: int) -> Iterator[Piece]:

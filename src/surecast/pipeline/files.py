@@ -36,8 +36,8 @@ log = logging.getLogger("surecast.pipeline")
 
 Elsewhere = Callable[[int, int], Iterator[Piece]]  # fetches [lo, hi) from the servers
 
-_MAPS_MAX: Final = 16
-_ROWS: Final = 20_000  # void rows are removed from this many rows at a time
+_MAPS_MAX: Final = 16  # segments mapped at a time
+_ROWS: Final = 20_000  # number of rows from which void ones are removed at a time
 
 
 @dataclass(slots=True)
@@ -46,7 +46,8 @@ class Look:
 
     lo: int
     hi: int
-    extents: list[tuple[int, int, int, int, int]]  # as server.files.FileExtent
+    # The fields of server.files.FileExtent: segment, run, lo, hi, index_crc.
+    extents: list[tuple[int, int, int, int, int]]
     voids: dict[int, IntervalSet]  # by reason
 
 
@@ -64,7 +65,7 @@ def read(wanted: Range, server: Server, token: str, elsewhere: Elsewhere) -> Ite
     shelf = Shelf(Paths(server.directory), _MAPS_MAX)
     while at < wanted.hi:
         look = _look(wanted, at, server, token)
-        if look is None or look.hi <= at:
+        if look is None or look.hi <= at:  # the server does not help: read the rest from servers
             yield from elsewhere(at, wanted.hi)
             return
         for extent in look.extents:
@@ -88,17 +89,19 @@ def read(wanted: Range, server: Server, token: str, elsewhere: Elsewhere) -> Ite
 
 
 def _look(wanted: Range, lo: int, server: Server, token: str) -> Look | None:
+    """Ask the server about [lo, wanted.hi); None if it has another stream or directory now, or does
+    not answer."""
     path = f"/v1/streams/{quote(wanted.stream)}/files?lo={lo}&hi={wanted.hi}"
-    said: Any = ask_server(server.http, path, token)
-    if said is None or said["stream_id"] != wanted.stream_id.hex():
+    answer: Any = ask_server(server.http, path, token)
+    if answer is None or answer["stream_id"] != wanted.stream_id.hex():
         return None
-    if said["directory"] != server.directory:
+    if answer["directory"] != server.directory:
         return None
     try:
-        voids = voids_in(said)
+        voids = voids_in(answer)
     except PeerError:
         return None
-    return Look(lo, int(said["hi"]), [tuple(row) for row in said["extents"]], voids)
+    return Look(lo, int(answer["hi"]), [tuple(row) for row in answer["extents"]], voids)
 
 
 def _from_file(
@@ -108,12 +111,13 @@ def _from_file(
 
     Raises StorageError if the file is not the one that the server listed, or has changed.
     """
-    number, place, _, _, index_crc = row
-    mapped = shelf.mapped(number)
+    segment, place, _, _, index_crc = row  # `place`: index of the run in the segment
+    mapped = shelf.mapped(segment)
     run = mapped.run(place)
     if run.log != wanted.stream_id or run.index_crc != index_crc or not run.lo <= lo < hi <= run.hi:
         raise StorageError(f"{mapped.path} is not the segment that the server reads")
-    for batch in Extent(shelf.segment(number), place, run.lo, run.hi, 0, 0).batches(lo, hi):
+    # The size and the latest time of the extent (0, 0) are not used here.
+    for batch in Extent(shelf.segment(segment), place, run.lo, run.hi, 0, 0).batches(lo, hi):
         if batch.stream_id != wanted.stream_id or not batch.lo <= lo < batch.hi:
             raise StorageError(f"{mapped.path}: {batch!r}, but the next position is {lo}")
         try:
@@ -136,7 +140,7 @@ def _without_voids(batches: Iterator[Batch], look: Look) -> Iterator[Batch]:
     rows = 0
     for batch in batches:
         group.append(batch)
-        rows += batch.rows or 1
+        rows += batch.rows or 1  # also a batch without rows costs work
         if rows >= _ROWS:
             yield from survivors(group, look.voids, _ROWS)
             group, rows = [], 0

@@ -34,9 +34,9 @@ from pyspark.sql.datasource import (
 
 __all__ = ["Narrow"]
 
-_MOST: Final = 1 << 62
+_MOST: Final = 1 << 62  # stands for "no upper bound"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_NEVER_NULL: Final = ("stream", "seq", "kind", "range")
+_NEVER_NULL: Final = ("stream", "seq", "kind", "range")  # columns
 
 
 @dataclass(slots=True)
@@ -44,11 +44,11 @@ class Narrow:
     """The streams, positions and times that satisfy all filters taken so far."""
 
     ranges: bool  # whether there may be rows for void or lost ranges
-    names: set[str] | None = None  # None: all
-    prefixes: list[str] = field(default_factory=list)
-    lo: int = 1
+    names: set[str] | None = None  # of streams; None: all
+    prefixes: list[str] = field(default_factory=list)  # a stream's name must begin with all of them
+    lo: int = 1  # positions are in [lo, hi)
     hi: int = _MOST
-    time_lo_us: int = 0
+    time_lo_us: int = 0  # times are in [time_lo_us, time_hi_us), microseconds since 1970
     time_hi_us: int = _MOST
 
     def take(self, filters: Iterable[Filter]) -> list[Filter]:
@@ -60,16 +60,18 @@ class Narrow:
         return named and all(stream.startswith(prefix) for prefix in self.prefixes)
 
     def _take(self, one: Filter) -> bool:
+        """Apply a filter, as far as possible; return whether it is applied exactly."""
         attribute: tuple[str, ...] = getattr(one, "attribute", ())
-        if len(attribute) != 1:
+        if len(attribute) != 1:  # not a filter on one column
             return False
         name = attribute[0]
         if isinstance(one, IsNotNull):
+            # Every event has a timestamp, but not every void or lost range.
             return name in _NEVER_NULL or (name == "timestamp" and not self.ranges)
         value: Any = getattr(one, "value", None)
         if name == "stream":
             return self._stream(one, value)
-        if self.ranges:
+        if self.ranges:  # Spark must apply filters on position and time (see the module docstring)
             return False
         if name == "seq" and _is_int(value):
             return self._seq(one, value)
@@ -99,11 +101,11 @@ class Narrow:
 
     def _time(self, one: Filter, value: datetime) -> bool:
         aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-        lo, hi = _between(one, (aware - _EPOCH) // timedelta(microseconds=1))
+        lo, hi = _between(one, (aware - _EPOCH) // timedelta(microseconds=1))  # to microseconds
         if lo is None:
             return False
         self.time_lo_us, self.time_hi_us = max(self.time_lo_us, lo), min(self.time_hi_us, hi)
-        return hi == _MOST
+        return hi == _MOST  # exact only without an upper bound (see the module docstring)
 
 
 def _is_int(value: Any) -> bool:
@@ -112,7 +114,7 @@ def _is_int(value: Any) -> bool:
 
 def _between(one: Filter, value: int) -> tuple[int | None, int]:
     """The range [lo, hi) of numbers that pass a filter with this value; lo is None if the filter
-    is no comparison."""
+    is not a comparison."""
     match one:
         case EqualTo() | EqualNullSafe():
             return value, value + 1

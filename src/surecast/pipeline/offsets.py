@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 _WORDS: Final = {"earliest": -2, "latest": -1}
-_MS: Final = 10**6  # in nanoseconds
-_MS_MAX: Final = (1 << 63) // _MS
+_MS: Final = 10**6  # a millisecond in nanoseconds
+_MS_MAX: Final = (1 << 63) // _MS  # the latest time, in milliseconds since 1970
 
 
 class At(NamedTuple):
@@ -46,7 +46,7 @@ class At(NamedTuple):
 class Time(NamedTuple):
     """The position of the first event at or after this time."""
 
-    ns: int
+    ns: int  # nanoseconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ LATEST: Final = Bound("", At(-1))
 
 
 def bound_of(option: str, text: str) -> Bound:
-    """Parse `startingOffsets` or `endingOffsets`: a word, or JSON by stream."""
+    """Parse `startingOffsets` or `endingOffsets`: "earliest", "latest", or JSON by stream."""
     word = text.strip().lower()
     if word in _WORDS:
         return Bound(option, At(_WORDS[word]))
@@ -77,51 +77,51 @@ def bound_of(option: str, text: str) -> Bound:
         raise UsageError(
             f'option {option} is earliest, latest or JSON such as {{"orders": 123}}, not {text!r}'
         )
-    each = {name: At(_position(option, name, said)) for name, said in _json(option, text).items()}
+    each = {name: At(_position(option, name, value)) for name, value in _json(option, text).items()}
     rest = EARLIEST if option.startswith("starting") else LATEST
     return Bound(option, rest.rest, each)
 
 
-def _position(option: str, name: str, said: Any) -> int:
-    if isinstance(said, str) and said.lower() in _WORDS:
-        said = _WORDS[said.lower()]
+def _position(option: str, name: str, value: Any) -> int:
+    if isinstance(value, str) and value.lower() in _WORDS:
+        value = _WORDS[value.lower()]
     ending = option.startswith("ending")
-    if isinstance(said, bool) or not isinstance(said, int) or not -2 <= said < SEQ_END_MAX:
+    if isinstance(value, bool) or not isinstance(value, int) or not -2 <= value < SEQ_END_MAX:
         raise UsageError(
             f"option {option}, stream {name!r}: a position from 1 on, "
-            f'"earliest" (-2) or "latest" (-1), not {said!r:.80}'
+            f'"earliest" (-2) or "latest" (-1), not {value!r:.80}'
         )
-    if said == 0 or (ending and said == -2):
+    if value == 0 or (ending and value == -2):
         raise UsageError(
             f"option {option}, stream {name!r}: positions begin at 1"
-            + ("; with the earliest as end nothing would be read" if said else "")
+            + ("; with earliest as the end, nothing would be read" if value else "")
         )
-    return said
+    return value
 
 
 def timestamp_of(option: str, text: str) -> Bound:
     """Parse `startingTimestamp`: milliseconds since 1970, for all streams."""
     try:
-        said: Any = int(text)
+        value: Any = int(text)
     except ValueError:
-        said = text
-    return Bound(option, _time(option, "", said))
+        value = text
+    return Bound(option, _time(option, "", value))
 
 
 def timestamps_of(option: str, text: str) -> Bound:
     """Parse `startingOffsetsByTimestamp`: milliseconds since 1970, by stream."""
-    each = {name: _time(option, name, said) for name, said in _json(option, text).items()}
+    each = {name: _time(option, name, value) for name, value in _json(option, text).items()}
     rest = EARLIEST if option.startswith("starting") else LATEST
     return Bound(option, rest.rest, each)
 
 
-def _time(option: str, name: str, said: Any) -> Time:
-    if isinstance(said, bool) or not isinstance(said, int) or not 0 <= said <= _MS_MAX:
+def _time(option: str, name: str, value: Any) -> Time:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MS_MAX:
         where = f", stream {name!r}" if name else ""
         raise UsageError(
-            f"option {option}{where}: milliseconds since 1970, such as 1767225600000, not {said!r}"
+            f"option {option}{where}: milliseconds since 1970, such as 1767225600000, not {value!r}"
         )
-    return Time(said * _MS)
+    return Time(value * _MS)
 
 
 def _json(option: str, text: str) -> dict[str, Any]:
@@ -131,8 +131,8 @@ def _json(option: str, text: str) -> dict[str, Any]:
         raise UsageError(f"option {option} is not valid JSON: {problem}. It is {text!r}") from None
     if not isinstance(found, dict) or not found:
         raise UsageError(f'option {option} is JSON by stream, such as {{"orders": 123}}: {text!r}')
-    for name, said in found.items():
-        if isinstance(said, dict):
+    for name, value in found.items():
+        if isinstance(value, dict):
             raise UsageError(
                 f"option {option}, stream {name!r}: streams have no partitions; write "
                 f'{{"{name}": 123}}'
@@ -147,7 +147,7 @@ class Place(NamedTuple):
     """A query's progress in one stream."""
 
     stream_id: bytes
-    next: int
+    next: int  # the next position to read
 
 
 def places_to(places: Mapping[str, Place]) -> dict[str, Any]:
@@ -163,22 +163,22 @@ def places_from(offset: Mapping[str, Any]) -> dict[str, Place]:
     """The places in an offset that Spark stored."""
     try:
         return {
-            name: Place(bytes.fromhex(said["id"]), _next(said["next"]))
-            for name, said in offset.items()
+            name: Place(bytes.fromhex(value["id"]), _next(value["next"]))
+            for name, value in offset.items()
         }
     except (AttributeError, KeyError, TypeError, ValueError):
         raise UsageError(
-            f"the checkpoint holds an offset that is not Surecast's: {json.dumps(offset)[:200]}. "
-            "Was it made by a query on another source? Give this one a checkpointLocation of its "
-            "own"
+            "the checkpoint contains an offset that is not Surecast's: "
+            f"{json.dumps(offset)[:200]}. Was it written by a query on another source? Use "
+            "another checkpointLocation for this query"
         ) from None
 
 
-def _next(said: Any) -> int:
+def _next(value: Any) -> int:
     """Check a stored next position; ValueError if no stream can have it."""
-    if type(said) is not int or not 1 <= said <= SEQ_END_MAX:
-        raise ValueError(said)
-    return said
+    if type(value) is not int or not 1 <= value <= SEQ_END_MAX:
+        raise ValueError(value)
+    return value
 
 
 def share(backlog: Mapping[str, int], most: int) -> dict[str, int]:

@@ -48,12 +48,12 @@ NAMES: Final = (
     "columns",
     "pushFilters",
 )
-_STARTS: Final = NAMES[4:7]
-_ENDS: Final = NAMES[7:10]
+_STARTS: Final = NAMES[4:7]  # startingOffsets, startingTimestamp, startingOffsetsByTimestamp
+_ENDS: Final = NAMES[7:10]  # the same for the end
 # Options of the Kafka connector or of writers, and what to use instead.
 _ELSEWHERE: Final = {
     "kafka.bootstrap.servers": "the servers are named by url=surecast://host:port",
-    "assign": "a stream has one line of positions: use subscribe",
+    "assign": "streams have no partitions: use subscribe",
     "path": "load() takes no path: name streams with subscribe or subscribePattern",
     "topic": "streams are read by subscribe or subscribePattern, and written to by stream",
     "minoffsetspertrigger": "batches have no minimum size: use a longer trigger",
@@ -72,10 +72,10 @@ class SourceOptions:
     pattern: str = ""
     start: Bound = EARLIEST
     end: Bound = LATEST
-    trigger_offsets_max: int | None = None
-    partitions_min: int = 1
+    trigger_offsets_max: int | None = None  # events per micro-batch; None: no limit
+    partitions_min: int = 1  # number of Spark tasks, at least
     fail_on_loss: bool = True
-    voids: bool = False
+    voids: bool = False  # whether to return a row for each void range
     files: bool = True  # whether to read segment files that this machine can access
     columns: tuple[str, ...] = COLUMNS
     push: bool = False  # whether the query's filters narrow the ranges that are read
@@ -140,6 +140,7 @@ def check_names(given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def _wanted(options: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+    """The names of the streams, or a pattern; the other one is empty."""
     names, pattern = options.get("subscribe"), options.get("subscribePattern")
     if (names is None) == (pattern is None):
         both = "subscribe and subscribePattern are both given: use" if names else "say"
@@ -167,11 +168,12 @@ def _wanted(options: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
 
 
 def _bound(options: Mapping[str, str], names: tuple[str, ...], default: Bound) -> Bound:
+    """The bound that one of the options `names` sets; `default` if none is given."""
     given = [name for name in names if name in options]
     if not given:
         return default
     if len(given) > 1:
-        raise UsageError(f"options {' and '.join(given)} say the same in two ways: give one")
+        raise UsageError(f"options {' and '.join(given)} have the same purpose: give only one")
     name = given[0]
     text = options[name]
     if name.endswith("Timestamp") and "Offsets" not in name:
@@ -192,7 +194,7 @@ def _check_bounds(start: Bound, end: Bound, streams: tuple[str, ...], pattern: s
                     f"option {bound.option} names {name!r}, which subscribePattern {pattern} does "
                     "not match"
                 )
-    if end.option and end.rest == EARLIEST.rest:
+    if end.option and end.rest == EARLIEST.rest:  # endingOffsets=earliest
         raise UsageError(
             f"option {end.option}: no event is before the earliest position. Use latest, "
             'positions such as {"orders": 123}, or leave it out'

@@ -18,8 +18,8 @@ from surecast.columns.intervals import IntervalSet
 __all__ = ["EVENTS_MIN", "Range", "after", "cut"]
 
 EVENTS_MIN: Final = 100_000  # per task, unless there are fewer, or more tasks are requested
-EVENTS_MAX: Final = 1_000_000
-TASKS: Final = 16  # if there are enough events; this code does not know the number of cores
+EVENTS_MAX: Final = 1_000_000  # per task
+TASKS: Final = 16  # number of tasks if each then has EVENTS_MIN to EVENTS_MAX events
 
 
 class Range(NamedTuple):
@@ -34,14 +34,15 @@ class Range(NamedTuple):
 def cut(
     ranges: Sequence[tuple[Range, IntervalSet | None]], tasks_min: int = 1
 ) -> list[tuple[Range, ...]]:
-    """The ranges that each task reads. The input has each range's void positions, if known."""
+    """The ranges that each task reads. The input has each range's void positions, if known.
+    `tasks_min` is the number of tasks that the user has requested, at least."""
     sizes = [_events(one, voids) for one, voids in ranges]
     total = sum(sizes)
-    most = min(EVENTS_MAX, max(EVENTS_MIN, -(-total // TASKS)))
+    most = min(EVENTS_MAX, max(EVENTS_MIN, -(-total // TASKS)))  # events per task
     if tasks_min > 1:
         most = min(most, max(1, total // tasks_min))
     tasks: list[list[Range]] = []
-    room = 0
+    room = 0  # how many more events the last task can get
     for (one, voids), size in zip(ranges, sizes, strict=True):
         pieces = max(1, -(-size // most))
         counts = [size * n // pieces for n in range(pieces + 1)]  # events before each cut
@@ -51,7 +52,7 @@ def cut(
             if not tasks or each > room:
                 tasks.append([])
                 room = most
-            room -= max(each, 1)
+            room -= max(each, 1)  # a range without events costs a request, too
             tasks[-1].append(one._replace(lo=lo, hi=hi))
     return [tuple(task) for task in tasks]
 
@@ -62,7 +63,8 @@ def after(lo: int, hi: int, events: int, voids: IntervalSet | None) -> int:
         return min(hi, lo + events)
     starts, ends = voids.clip(lo, hi).to_arrays()
     lengths = ends - starts
-    before = np.cumsum(lengths) - lengths  # void positions before each run
+    before = np.cumsum(lengths) - lengths  # void positions before each void run
+    # The void runs that come before the event wanted: their positions are skipped.
     runs = int(np.searchsorted(starts - lo - before, events))
     return min(hi, lo + events + int(lengths[:runs].sum()))
 

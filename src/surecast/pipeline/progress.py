@@ -26,7 +26,7 @@ __all__ = ["Callback", "RowsOf", "Said", "interrupts", "until", "watch"]
 Callback = Callable[[int, int, str], None]  # tasks done, tasks known so far, a short note
 Said = Callable[[int, str], None]  # rows read so far, a short note
 
-LOOK_S: Final = 0.25
+LOOK_S: Final = 0.25  # between two reports
 
 
 @contextmanager
@@ -86,8 +86,8 @@ def interrupts() -> Iterator[Event]:
 
 
 def until(query: StreamingQuery, say: Said) -> tuple[int, bool]:
-    """Wait until a query ends, or stop it at Ctrl-C. Returns how many rows the query has read, and
-    whether it was stopped."""
+    """Wait until a query ends, or stop it at Ctrl-C; report to `say` meanwhile. Returns how many
+    rows the query has read, and whether it was stopped."""
     rows = RowsOf()
     with interrupts() as asked:
         while not query.awaitTermination(1):
@@ -103,7 +103,7 @@ class RowsOf:
     progress of only the last 100 batches."""
 
     def __init__(self) -> None:
-        self._of: dict[int, int] = {}  # batch -> rows counted
+        self._of: dict[int, int] = {}  # batch -> rows counted; the same batch is reported often
         self._total = 0
 
     def count(self, query: StreamingQuery) -> int:
@@ -114,6 +114,7 @@ class RowsOf:
         return self._total
 
 
+# What `setJobGroup` changes; restored at the end of the block.
 _PROPERTIES: Final = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
 
@@ -128,11 +129,12 @@ class _Jobs:
     def __init__(self, tracker: StatusTracker, group: str) -> None:
         self.tracker = tracker
         self.group = group
-        self._finished = 0  # tasks
+        self._finished = 0  # completed tasks of finished jobs
         # Jobs that are finished and counted, and jobs of this group from before the block.
         self._over: set[int] = set(tracker.getJobIdsForGroup(group))
 
     def look(self) -> tuple[int, int, str]:
+        """The arguments for a `Callback`."""
         done = total = running = 0
         for job in self.tracker.getJobIdsForGroup(self.group):
             if job in self._over or (info := self.tracker.getJobInfo(job)) is None:

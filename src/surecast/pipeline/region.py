@@ -35,8 +35,8 @@ PATIENCE_S: Final = 60.0  # timeout for an answer of a region that has answered 
 APPEAR_S: Final = 2.0  # wait for a stream that was just created, perhaps in another region
 HTTP_S: Final = 3.0  # timeout of an HTTP request
 SILENT_S: Final = 30.0  # after an HTTP timeout, a server is not asked again for this time
-LOOK_S: Final = 0.1
-QUESTIONS: Final = 500  # requests at a time; a server accepts a thousand from one client
+LOOK_S: Final = 0.1  # between two looks for such a stream
+REQUESTS_AT_ONCE: Final = 500  # a server accepts a thousand from one client
 NEAR: Final = 5  # how many existing names an error suggests for a missing one
 
 
@@ -59,7 +59,7 @@ class Server(NamedTuple):
 
 
 class Voids(NamedTuple):
-    """The void positions of [lo, hi)."""
+    """The void positions of [lo, hi), as far as one answer of a server reaches."""
 
     lo: int
     hi: int
@@ -74,11 +74,12 @@ class Region:
         self.url = url
         self.token = token
         addresses = parse_url(url)
-        each_s = min(3.0, ANSWER_S / len(addresses))
+        each_s = min(3.0, ANSWER_S / len(addresses))  # so that each address can be tried in time
         self._client = Client(url, token=token, options=ClientOptions(connect_timeout=each_s))
         self._loop = Loop()
-        self._patience_s = ANSWER_S
-        self._silent_until: dict[str, float] = {}  # by HTTP address
+        self._patience_s = ANSWER_S  # timeout of the next request
+        # By HTTP address: until when (time.monotonic) a server that timed out is not asked again.
+        self._silent_until: dict[str, float] = {}
         try:
             self._within(ANSWER_S, self._client.open())
         except BaseException as problem:
@@ -86,7 +87,7 @@ class Region:
             if isinstance(problem, ConnectError):
                 raise refused(url, problem) from None
             if isinstance(problem, TimeoutError):
-                raise self._silent(ANSWER_S, redacted(url)) from None
+                raise self._no_answer(ANSWER_S, redacted(url)) from None
             raise
         self.name = self._client.region
 
@@ -110,7 +111,7 @@ class Region:
 
     @property
     def addresses(self) -> str:
-        """A url with the addresses of all servers of the region."""
+        """A surecast:// url with the addresses of all servers of the region."""
         return show_url([*parse_url(self.url), *self._client.servers.values()])
 
     # ------------------------------------------------------------ streams
@@ -121,13 +122,14 @@ class Region:
         async def ask() -> list[tuple[StreamInfo, int]]:
             found: list[tuple[StreamInfo, int]] = []
             asked = names or (pattern,)
-            for at in range(0, len(asked), QUESTIONS):
-                some = (self._client.ends(one) for one in asked[at : at + QUESTIONS])
+            for at in range(0, len(asked), REQUESTS_AT_ONCE):
+                some = (self._client.ends(one) for one in asked[at : at + REQUESTS_AT_ONCE])
                 found += [known for answer in await asyncio.gather(*some) for known in answer]
             return found
 
         found = self._call(ask())
-        replaced = {info.replaces for info, _ in found}  # abandoned versions of streams
+        # A stream may have been replaced by a new one of the same name: only the new one counts.
+        replaced = {info.replaces for info, _ in found}
         return {
             info.name: Known(info, end) for info, end in found if info.stream_id not in replaced
         }
@@ -145,9 +147,9 @@ class Region:
                 break
             time.sleep(LOOK_S)
         wanted = missing[0] if missing else pattern
-        there = sorted(self.streams((), ">"))
-        near = get_close_matches(wanted, there, NEAR) or there[:NEAR]
-        offered = f"There is {', '.join(near)}" if near else "It has no streams"
+        existing = sorted(self.streams((), ">"))
+        near = get_close_matches(wanted, existing, NEAR) or existing[:NEAR]
+        offered = f"Its streams include {', '.join(near)}" if near else "It has no streams"
         if pattern:
             raise UsageError(
                 f"option subscribePattern: no stream of region {self.name!r} matches {pattern!r}. "
@@ -166,8 +168,8 @@ class Region:
         events, so afterwards their lists of void positions agree with the events they send."""
 
         async def ask() -> None:
-            for at in range(0, len(stream_ids), QUESTIONS):
-                some = stream_ids[at : at + QUESTIONS]
+            for at in range(0, len(stream_ids), REQUESTS_AT_ONCE):
+                some = stream_ids[at : at + REQUESTS_AT_ONCE]
                 await asyncio.gather(*(self._client._locate(one, 0) for one in some))
 
         self._call(ask())
@@ -175,28 +177,28 @@ class Region:
     # ------------------------------------------------------------ over HTTP
 
     @property
-    def https(self) -> tuple[str, ...]:
-        """The HTTP addresses of the region's servers."""
+    def http_addresses(self) -> tuple[str, ...]:
+        """The HTTP addresses (host:port) of the region's servers."""
         return tuple(self._client.http.values())
 
     def servers(self, name: str) -> list[Server]:
         """The servers with an HTTP port. If a server has the stream `name`, the result includes
         the server's data directory."""
         path = f"/v1/streams/{quote(name)}/files?lo=1&hi=1"
-        said = [(http, self._ask(http, path) or {}) for http in self.https]
-        return [Server(http, str(one.get("directory", ""))) for http, one in said]
+        answers = [(http, self._ask(http, path) or {}) for http in self.http_addresses]
+        return [Server(http, str(one.get("directory", ""))) for http, one in answers]
 
     def voids(self, name: str, stream_id: bytes, lo: int, hi: int) -> Voids | None:
-        """The void positions from `lo` on, as many as one answer can hold (`Voids.hi` tells how
-        far it reaches); None if no server answers."""
+        """The void positions of [lo, hi), or of the first part of this range if one answer cannot
+        hold all (`Voids.hi` is the end of the part); None if no server answers."""
         path = f"/v1/streams/{quote(name)}/files?lo={lo}&hi={hi}"
-        for http in self.https:
-            said = self._ask(http, path)
-            if said is not None and said["stream_id"] == stream_id.hex():
+        for http in self.http_addresses:
+            answer = self._ask(http, path)
+            if answer is not None and answer["stream_id"] == stream_id.hex():
                 void = IntervalSet()
-                for some in voids_in(said).values():
+                for some in voids_in(answer).values():
                     void.update(some)
-                return Voids(lo, int(said["hi"]), void)
+                return Voids(lo, int(answer["hi"]), void)
         return None
 
     # ------------------------------------------------------------ inside
@@ -206,10 +208,10 @@ class Region:
         began = time.monotonic()
         if began < self._silent_until.get(http, 0.0):
             return None
-        said = ask_server(http, path, self.token)
-        if said is None and time.monotonic() - began >= 0.9 * HTTP_S:
+        answer = ask_server(http, path, self.token)
+        if answer is None and time.monotonic() - began >= 0.9 * HTTP_S:  # probably a timeout
             self._silent_until[http] = time.monotonic() + SILENT_S
-        return said
+        return answer
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a request. The first request has the same short deadline as opening the connection,
@@ -217,7 +219,7 @@ class Region:
         try:
             answer = self._within(self._patience_s, work)
         except TimeoutError:
-            raise self._silent(self._patience_s, self.addresses) from None
+            raise self._no_answer(self._patience_s, self.addresses) from None
         self._patience_s = PATIENCE_S
         return answer
 
@@ -228,7 +230,7 @@ class Region:
 
         return self._loop.call(bounded())
 
-    def _silent(self, seconds: float, places: str) -> SurecastError:
+    def _no_answer(self, seconds: float, places: str) -> SurecastError:
         return SurecastError(
             f"option url: the region at {redacted(self.url)} has not answered for {seconds:g} s. "
             "Is it running (`surecast status`), and can all of its servers be reached from here, "
@@ -249,18 +251,18 @@ def refused(url: str, problem: ConnectError) -> SurecastError:
 def ask_server(http: str, path: str, token: str) -> dict[str, Any] | None:
     """A server's JSON answer; None if the request fails."""
     try:
-        said: dict[str, Any] = json.loads(
+        answer: dict[str, Any] = json.loads(
             http_get(f"http://{http}{path}", token, patience_s=HTTP_S)
         )
-        return said
+        return answer
     except (OSError, ValueError):
         return None
 
 
-def voids_in(said: dict[str, Any]) -> dict[int, IntervalSet]:
-    """The void positions in a server's answer, by reason."""
-    runs_max = max(1, int(said["hi"]) - int(said["lo"]))
+def voids_in(answer: dict[str, Any]) -> dict[int, IntervalSet]:
+    """The void positions in a server's answer (server.files.StreamFiles), by reason."""
+    runs_max = max(1, int(answer["hi"]) - int(answer["lo"]))
     return {
-        reason: IntervalSet.from_bytes(b64decode(said["voids"][name]), runs_max)
+        reason: IntervalSet.from_bytes(b64decode(answer["voids"][name]), runs_max)
         for reason, name in REASON_NAMES.items()
     }

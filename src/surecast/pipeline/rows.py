@@ -69,9 +69,10 @@ def record_batches(
     """Convert consecutive batches to record batches with a row per event. With `voids`, there is
     also a row per void range.
 
-    Lost ranges always have a row. `names` are the wanted columns, in the order of COLUMNS.
+    Lost ranges always have a row. `names` are the wanted columns, in the order of COLUMNS. A record
+    batch has about `rows` rows, or fewer if it reaches `nbytes`.
     """
-    group: list[Batch] = []
+    group: list[Batch] = []  # batches for the next record batch
     group_rows = group_bytes = 0
     for piece in pieces:
         if isinstance(piece, Lost):
@@ -104,6 +105,7 @@ def _record_batch(
     group: list[Batch], stream: str, voids: bool, names: tuple[str, ...]
 ) -> pa.RecordBatch:
     events = [batch for batch in group if batch.kind == DATA]
+    # Fewer rows than positions (`count`): the batch has void positions between its events.
     if not voids or (len(events) == len(group) and all(b.rows == b.count for b in events)):
         return _events(events, stream, names)
     los, his, times = _void_runs(group)
@@ -113,6 +115,7 @@ def _record_batch(
     rows = _events(events, stream, names)
     if not los.size:
         return rows
+    # By position; a void range is at its last position.
     order = np.argsort(np.concatenate((_seqs(events), his - 1)), kind="stable")
     mixed = pa.Table.from_batches([rows, ranges]).take(pa.array(order))
     return mixed.combine_chunks().to_batches()[0]
@@ -125,7 +128,7 @@ def _events(batches: list[Batch], stream: str, names: tuple[str, ...]) -> pa.Rec
     rows = sum(batch.rows for batch in batches)
     constants = _constants(stream, _room(rows))
     columns = _joined(batches)
-    made = []
+    arrays = []
     for name in names:
         match name:
             case "seq":
@@ -140,8 +143,8 @@ def _events(batches: list[Batch], stream: str, names: tuple[str, ...]) -> pa.Rec
                 column = _attributes(columns.tags, rows)
             case _:
                 column = constants[name].slice(0, rows)
-        made.append(column)
-    return pa.RecordBatch.from_arrays(made, schema=_schema_of(names))
+        arrays.append(column)
+    return pa.RecordBatch.from_arrays(arrays, schema=_schema_of(names))
 
 
 def _joined(batches: list[Batch]) -> Columns:
@@ -187,6 +190,7 @@ def _parts(some: list[Batch]) -> list[Columns]:
 
 
 def _tags_of(part: Columns) -> Column:
+    """The tags of a part; a column of nulls if it has none."""
     if part.tags is not None:
         return part.tags
     rows = part.values.offsets.size - 1
@@ -195,19 +199,20 @@ def _tags_of(part: Columns) -> Column:
 
 def _seqs(batches: Sequence[Batch]) -> Int64s:
     """The position of each row. Consecutive batches without gaps are handled as one range."""
-    found: list[Int64s] = []
+    ranges: list[Int64s] = []
     lo = hi = 0  # the current range without gaps
     for batch in batches:
         if batch.explicit:
-            found += (np.arange(lo, hi), batch.seqs())
+            ranges += (np.arange(lo, hi), batch.seqs())
             lo = hi = 0
         elif batch.lo == hi:
             hi = batch.hi
         else:
-            found.append(np.arange(lo, hi))
+            ranges.append(np.arange(lo, hi))
             lo, hi = batch.lo, batch.hi
-    found.append(np.arange(lo, hi))
-    return np.concatenate(found) if len(found) > 2 or found[0].size else found[-1]
+    ranges.append(np.arange(lo, hi))
+    # The first range is empty, because positions begin at 1. One other range needs no copy.
+    return np.concatenate(ranges) if len(ranges) > 2 or ranges[0].size else ranges[-1]
 
 
 def _times(batches: Sequence[Batch]) -> Int64s:
@@ -222,9 +227,10 @@ def _times(batches: Sequence[Batch]) -> Int64s:
 
 
 def _void_runs(group: list[Batch]) -> tuple[Int64s, Int64s, Int64s]:
-    """The runs of positions without an event: the begin, end and time of each.
+    """The runs of positions without an event: the begin, end and time (in microseconds) of each.
 
-    A range has the time of the event after it.
+    A run between the events of a batch has the time of the event after it; a run at the end of a
+    batch, and a void batch, have the time of the batch.
     """
     runs: list[tuple[Any, Any, Any]] = []
     for batch in group:
@@ -243,11 +249,13 @@ def _void_runs(group: list[Batch]) -> tuple[Int64s, Int64s, Int64s]:
 
 
 def _lost_row(lost: Lost, stream: str, names: tuple[str, ...]) -> pa.RecordBatch:
+    """The row for a lost range; its time is unknown (0)."""
     los, his, times = (np.array([number]) for number in (lost.lo, lost.hi, 0))
     return _range_rows(stream, "lost", los, his, times).select(names)
 
 
 def _range_rows(stream: str, kind: str, los: Int64s, his: Int64s, times: Int64s) -> pa.RecordBatch:
+    """A row of all columns for each range [lo, hi); times are in microseconds."""
     rows = los.size
     constants = _constants(stream, _room(rows))
     return pa.RecordBatch.from_arrays(
@@ -293,6 +301,7 @@ def _repeated(text: str, rows: int) -> pa.Array:
 
 
 def _numbers(kind: pa.DataType, numbers: Int64s) -> pa.Array:
+    """An Arrow array of 64-bit values of this type, without a copy."""
     return pa.Array.from_buffers(kind, numbers.size, [None, pa.py_buffer(numbers)])
 
 

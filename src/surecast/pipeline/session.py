@@ -49,7 +49,7 @@ JAVA_MIN: Final = 17
 ANSWER_S: Final = 5.0  # timeout for a connection to the master
 MASTER_PORT, CONNECT_PORT = 7077, 15002
 PACKAGES: Final = ("surecast", "surecast_lab", "pyspark_surecast")  # all packages of the wheel
-_JVMS: Final = Path("/usr/lib/jvm")
+_JVMS: Final = Path("/usr/lib/jvm")  # where Linux distributions install Java
 
 
 def spark_session(
@@ -76,11 +76,12 @@ def spark_session(
         callers["spark.master"] = master
     if app is not None:
         callers["spark.app.name"] = app
-    return _fitted(_start(callers, settings_of_others(), log_level or LOG_LEVEL), log_level)
+    return _configured(_start(callers, settings_of_others(), log_level or LOG_LEVEL), log_level)
 
 
-def _fitted(known: Mapping[str, str], log_level: str | None) -> SparkSession:
-    """Create the session of the Spark that was started, and configure what settings cannot."""
+def _configured(known: Mapping[str, str], log_level: str | None) -> SparkSession:
+    """Create the session in the Spark that was started, and configure what settings cannot. `known`
+    are the effective settings."""
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
@@ -135,8 +136,8 @@ def _start(callers: Mapping[str, str], others: Mapping[str, str], log_level: str
                 gateway = launch(conf, popen_kwargs={"stderr": stderr})
         SparkContext(conf=conf, gateway=gateway)
     except (Py4JError, PySparkRuntimeError) as problem:
-        why = str(problem).strip().splitlines()
-        words = next((line for line in why if "Exception:" in line), why[0] if why else "")
+        lines = str(problem).strip().splitlines()
+        words = next((line for line in lines if "Exception:" in line), lines[0] if lines else "")
         raise UsageError(
             f"Spark did not start with master {known['spark.master']!r}: {words.strip()}. Is "
             "the address correct, and is the cluster running? local[*] needs no cluster"
@@ -191,7 +192,7 @@ class _StderrFilter:
     def __init__(self, pipe: int) -> None:
         self.pipe = pipe
         self.lock = Lock()  # held from reading data until it is written
-        self.begun = b""  # the start of an incomplete line
+        self.begun = b""  # the beginning of a line whose end was not read yet
 
     def pass_on(self) -> None:
         while True:
@@ -205,10 +206,11 @@ class _StderrFilter:
             while self._has_data() and self._pass_on_some():
                 pass
 
-    def _has_data(self, patience_ms: int | None = 0) -> bool:
-        asked = poll()
-        asked.register(self.pipe, POLLIN)
-        return bool(asked.poll(patience_ms))
+    def _has_data(self, timeout_ms: int | None = 0) -> bool:
+        """Whether there is something to read, or the end; None: wait until there is."""
+        poller = poll()
+        poller.register(self.pipe, POLLIN)
+        return bool(poller.poll(timeout_ms))
 
     def _pass_on_some(self) -> bool:
         """Copy one block; False at the end of the data."""
@@ -216,9 +218,9 @@ class _StderrFilter:
         *lines, self.begun = (self.begun + data).split(b"\n")
         if not data and self.begun:
             lines, self.begun = [self.begun], b""
-        said = b"".join(line + b"\n" for line in lines if not line.startswith(_NOISE))
-        while said:
-            said = said[os.write(_STDERR, said) :]
+        output = b"".join(line + b"\n" for line in lines if not line.startswith(_NOISE))
+        while output:
+            output = output[os.write(_STDERR, output) :]
         return bool(data)
 
 
@@ -253,23 +255,23 @@ def _connect(master: str, app: str, conf: Mapping[str, str]) -> SparkSession:
 def find_java() -> Path:
     """The home directory of a Java installation that Spark can use, from JAVA_HOME, the PATH or
     the system's folder."""
-    homes = [Path(said)] if (said := os.environ.get("JAVA_HOME")) else []
+    homes = [Path(home)] if (home := os.environ.get("JAVA_HOME")) else []
     if on_path := shutil.which("java"):
         homes.append(Path(on_path).resolve().parent.parent)
     if _JVMS.is_dir():
         homes += sorted(_JVMS.iterdir(), reverse=True)
-    found: dict[Path, int] = {}
-    for home in homes:
-        if home not in found and (home / "bin" / "java").exists():
-            found[home] = _version(home / "bin" / "java")
-            if found[home] >= JAVA_MIN:
-                return home
-    seen = "; ".join(
-        f"{home} is version {version}" if version else f"{home} does not run"
-        for home, version in found.items()
+    versions: dict[Path, int] = {}
+    for candidate in homes:
+        if candidate not in versions and (candidate / "bin" / "java").exists():
+            versions[candidate] = _version(candidate / "bin" / "java")
+            if versions[candidate] >= JAVA_MIN:
+                return candidate
+    found = "; ".join(
+        f"{path} is version {version}" if version else f"{path} does not run"
+        for path, version in versions.items()
     )
     raise UsageError(
-        f"Spark needs Java {JAVA_MIN} or later, and {seen or 'there is none here'}. Install it "
+        f"Spark needs Java {JAVA_MIN} or later, and {found or 'there is none here'}. Install it "
         "(Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
     )
 
@@ -277,10 +279,10 @@ def find_java() -> Path:
 def _version(java: Path) -> int:
     """The major version of a `java` program; 0 if it does not run."""
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30)
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    numbers = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
+    numbers = re.search(r'version "(?:1\.)?(\d+)', output.stderr + output.stdout)
     return int(numbers.group(1)) if numbers else 0
 
 

@@ -72,7 +72,8 @@ def settings_to_apply(
 
 
 def set_python(known: Mapping[str, str]) -> None:
-    """Put the settings for Python into the environment, the only place that PySpark reads."""
+    """Set the environment variables for Python from the settings `known`: PySpark reads only the
+    environment."""
     executors = known.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
     os.environ["PYSPARK_PYTHON"] = executors or sys.executable
     if driver := known.get("spark.pyspark.driver.python"):
@@ -102,7 +103,7 @@ def _spark_defaults() -> dict[str, str]:
 
 
 def _submit_args() -> dict[str, str]:
-    """The settings in PYSPARK_SUBMIT_ARGS for a JVM that is started here."""
+    """The settings in PYSPARK_SUBMIT_ARGS, which PySpark passes to the JVM that it starts."""
     found = {}
     for option, value in pairwise(shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))):
         if option in ("--conf", "-c"):

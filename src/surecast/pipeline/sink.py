@@ -69,10 +69,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Staged", "batch_writer", "resumed", "stream_writer"]
 
-UNDER_WAY_MAX: Final = 64  # chunks of a task that are sent and not yet acknowledged
-DIGESTS: Final = 1 << 64  # number of different digests
+UNDER_WAY_MAX: Final = 64  # chunks of a task whose acknowledgement has not arrived yet
+DIGESTS: Final = 1 << 64  # checksums are added modulo this number
 
-COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"  # the process that commits
+# The main module of the process in which Spark commits a batch of a streaming query.
+COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 
 Messages = Sequence[WriterCommitMessage | None]
 
@@ -81,12 +82,12 @@ Messages = Sequence[WriterCommitMessage | None]
 class Staged(WriterCommitMessage):
     """A task's report to the driver: all chunks (batches of rows) that it has staged, in order."""
 
-    query: str
+    query: str  # these three fields are as in the keys of staged records (staging.KeyFields)
     batch: int
     writer: str
-    partition: int
-    targets: tuple[str, ...]
-    chunks: tuple[ChunkRef, ...]
+    partition: int  # number of the task's partition
+    targets: tuple[str, ...]  # names of target streams
+    chunks: tuple[ChunkRef, ...]  # their field `target` is an index into `targets`
     digest: int | None = None  # a checksum of the task's rows, if the job may be run again
 
 
@@ -157,9 +158,9 @@ class BatchWriter(DataSourceArrowWriter):
         self.options = options
         self.layout = layout
         self.writer = secrets.token_hex(8)
-        self.once = options.query is None
+        self.once = options.query is None  # without a name, the job will never be repeated
         self.query = options.query or f"{ONCE}{self.writer}"
-        self.after = None if options.part is None else options.part[0]
+        self.after = None if options.part is None else options.part[0]  # None: no parts
         self.batch = 0 if options.part is None else options.part[1]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -169,6 +170,7 @@ class BatchWriter(DataSourceArrowWriter):
         staged = [m for m in messages if isinstance(m, Staged)]
         intent = intent_of(self.writer, staged, self.after)
         outcome = _commit(self.options, self.query, self.batch, intent, once=self.once)
+        # A job without parts consists of one batch, so the rows of the job are those of the batch.
         if self.after is None and outcome.rows != intent.rows:
             self._refuse(f"{outcome.rows:,} rows, now there are {intent.rows:,}, and none of them")
         if outcome.others:
@@ -229,14 +231,14 @@ class Stager:
         assert context is not None
         self.partition = context.partitionId()
         self._attempt = context.taskAttemptId()  # unique within a driver
-        self._job = (query, batch, writer)
+        self._job = (query, batch, writer)  # for the keys of the chunks
         self._options = options
         self._stack = AsyncExitStack()
         self._stream: Stream | None = None
-        self._targets: dict[str, int] = {}
+        self._targets: dict[str, int] = {}  # name of stream → its index in `Staged.targets`
         self._rows: list[tuple[int, int]] = []  # for each chunk: number of rows, index of target
-        self._seqs: list[int] = []
-        self._waiting: deque[asyncio.Future[tuple[int, int]]] = deque()
+        self._seqs: list[int] = []  # positions of acknowledged chunks in the staging stream
+        self._waiting: deque[asyncio.Future[tuple[int, int]]] = deque()  # the later chunks
 
     async def put(self, target: str, chunk: Batch) -> None:
         if self._stream is None:
@@ -251,6 +253,7 @@ class Stager:
         await self._settle(UNDER_WAY_MAX)
 
     async def _settle(self, left: int) -> None:
+        """Wait until at most `left` chunks are not acknowledged."""
         while len(self._waiting) > left:
             lo, _ = await patient(self._waiting.popleft())
             self._seqs.append(lo)
@@ -279,6 +282,7 @@ def _stage(
     batch: int,
     writer: str,
 ) -> Staged:
+    """Stage the rows of one task."""
     stager, loop = Stager(options, query, batch, writer), Loop()
     digest = None
     if options.query is not None:
@@ -331,10 +335,11 @@ def _commit(options: SinkOptions, query: str, batch: int, intent: Intent, *, onc
         asyncio.run(work())
     except SurecastError as problem:
         if not once or (outcome is None and (stage is None or stage.published is None)):
-            raise
+            raise  # the job can be repeated, or has published nothing
         if outcome is None:
             assert stage is not None
             raise _interrupted(stage.published or 0, intent.rows, problem) from None
+        # All rows are published; only closing the connection has failed.
     assert outcome is not None
     return outcome
 
@@ -342,9 +347,9 @@ def _commit(options: SinkOptions, query: str, batch: int, intent: Intent, *, onc
 def _interrupted(published: int, rows: int, problem: SurecastError) -> SurecastError:
     """The error of a job without a `queryId` that has published only a part of its rows."""
     return SurecastError(
-        f"at least {published:,} of {rows:,} rows are published, and would be there twice if the "
-        "job were run again. A job with a queryId (option) can be repeated: it then publishes the "
-        f"rest. {problem.what if isinstance(problem, Silent) else problem}"
+        f"at least {published:,} of {rows:,} rows are published; if the job is run again, they are "
+        "published a second time. A job with option queryId can be repeated: it then publishes "
+        f"only the rest. {problem.what if isinstance(problem, Silent) else problem}"
     )
 
 
@@ -352,7 +357,7 @@ def intent_of(writer: str, staged: list[Staged], after: int | None = None) -> In
     """The intent of a batch (staging.py): the list of the chunks of all tasks, in the order of
     partitions."""
     targets = sorted({target for task in staged for target in task.targets})
-    index = {target: at for at, target in enumerate(targets)}
+    index = {target: place for place, target in enumerate(targets)}
     chunks = tuple(
         ChunkRef(seq, rows, index[task.targets[target]])
         for task in sorted(staged, key=lambda task: task.partition)

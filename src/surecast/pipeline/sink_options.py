@@ -19,7 +19,7 @@ from surecast.pipeline.staging import ONCE, staging_name
 __all__ = ["NAMES", "SinkOptions", "check_target", "parse"]
 
 NAMES: Final = ("url", "token", "stream", "createStreams", "retain", "queryId", "queryPart")
-_SPARKS_OWN: Final = ("checkpointlocation", "queryname")  # Spark's own options; ignored here
+_SPARKS_OWN: Final = ("checkpointlocation", "queryname")  # options for Spark itself; ignored here
 _QUERY: Final = re.compile(r"[A-Za-z0-9_~:@=+.-]{1,100}")
 _PART: Final = re.compile(r"(-1|\d{1,18})\.\.(\d{1,18})")
 
@@ -92,7 +92,8 @@ def _part(text: str, query: str | None) -> tuple[int, int]:
     found = _PART.fullmatch(text)
     if query is None or found is None or int(found[1]) >= int(found[2]):
         raise UsageError(
-            "option queryPart needs a queryId and gives the number of the part that a part follows "
-            f"(-1: none) and its own, such as 499..600, not {text!r}"
+            "option queryPart needs a queryId, and has the form PREVIOUS..OWN: the number of the "
+            "part before (-1: none) and a higher number for this part, such as 499..600, not "
+            f"{text!r}"
         )
     return int(found[1]), int(found[2])

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Cutter", "Layout", "layout_of"]
 
-CHUNK_ROWS: Final = 20_000
-CHUNK_BYTES: Final = 1 << 20
+CHUNK_ROWS: Final = 20_000  # maximum rows of a chunk
+CHUNK_BYTES: Final = 1 << 20  # maximum size of a chunk, unless it consists of one larger row
 HELD_BYTES: Final = 32 << 20  # maximum size of rows that are not yet in a chunk, for all targets
-PART_BYTES: Final = 1 << 10  # memory for one part of such rows, in addition to their bytes
-EVENT_BYTES: Final = ClientOptions().event_bytes_max
+PART_BYTES: Final = 1 << 10  # memory for each Arrow batch of such rows, in addition to their bytes
+EVENT_BYTES: Final = ClientOptions().event_bytes_max  # maximum size of key, value and tag of a row
 _NOWHERE: Final = bytes(16)  # stands for the stream's id, which is set when a chunk is published
 
-_BYTES: Final = ("key", "value", "tag")
-_OURS: Final = ("seq", "kind", "range", "timestamp")  # columns of tables read here; ignored
+_BYTES: Final = ("key", "value", "tag")  # columns with bytes (or strings)
+_OURS: Final = ("seq", "kind", "range", "timestamp")  # added by Surecast's reader; ignored here
 
 
 # ---------------------------------------------------------------- which columns
@@ -44,7 +44,7 @@ class Layout:
     its target."""
 
     columns: tuple[str, ...]  # those of key, value and tag that exist
-    attributes: bool
+    attributes: bool  # whether there is a column `attributes`, which contains the tag
     stream: str | None
 
 
@@ -63,7 +63,7 @@ def layout_of(schema: StructType, stream: str | None) -> Layout:
             "event's bytes. For a whole row: df.selectExpr('to_json(struct(*)) AS value')"
         )
     if "tag" in types and "attributes" in types:
-        raise UsageError("columns `tag` and `attributes` say the same in two ways: drop one")
+        raise UsageError("columns `tag` and `attributes` both contain the tag: drop one")
     if stream is None and "stream" not in types:
         raise UsageError(
             "option stream is missing: name the stream to write to, such as "
@@ -71,7 +71,8 @@ def layout_of(schema: StructType, stream: str | None) -> Layout:
         )
     if stream is None and not isinstance(types["stream"], StringType):
         raise UsageError(
-            f"column `stream` is {types['stream'].simpleString()}: names of streams are strings"
+            f"column `stream` is {types['stream'].simpleString()}, but must be a string: the name "
+            "of the stream"
         )
     columns = tuple(name for name in _BYTES if name in types)
     return Layout(columns, "attributes" in types, stream)
@@ -80,11 +81,11 @@ def layout_of(schema: StructType, stream: str | None) -> Layout:
 def _check_column(name: str, kind: DataType) -> None:
     from pyspark.sql.types import BinaryType, MapType, StringType
 
-    said = kind.simpleString()
+    shown = kind.simpleString()
     if name in _BYTES:
         if not isinstance(kind, BinaryType | StringType):
             raise UsageError(
-                f"column `{name}` is {said}: an event's {name} is bytes. Cast it, such as "
+                f"column `{name}` is {shown}: an event's {name} is bytes. Cast it, such as "
                 f"df.withColumn('{name}', col('{name}').cast('string')), or use to_json"
             )
     elif name == "attributes":
@@ -94,12 +95,12 @@ def _check_column(name: str, kind: DataType) -> None:
             and isinstance(kind.valueType, BinaryType | StringType)
         ):
             raise UsageError(
-                f"column `attributes` is {said}: it is map<string,binary>, such as "
+                f"column `attributes` is {shown}: it must be map<string,binary>, such as "
                 "map('tag', col('color'))"
             )
     elif name != "stream" and name not in _OURS:
         raise UsageError(
-            f"column `{name}` ({said}) has no place in an event, which has value, key, attributes "
+            f"column `{name}` ({shown}) has no place in an event, which has value, key, attributes "
             f"(or tag) and stream. Drop it, df.drop('{name}'), or put it into value with to_json"
         )
 
@@ -108,7 +109,8 @@ def _check_column(name: str, kind: DataType) -> None:
 
 
 def _events(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
-    """The columns key, value and tag, as far as they exist."""
+    """The columns key, value and tag, as far as they exist; the tag may be taken from the column
+    `attributes`."""
     import pyarrow as pa
 
     columns = {name: batch.column(name) for name in layout.columns}
@@ -125,6 +127,7 @@ def _events(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
 
 
 def _tags(attributes: Any) -> Any:
+    """The attribute `tag` of each row. Raises UsageError if there are other attributes."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -147,8 +150,8 @@ def _list_of(kind: Any) -> Any:
 
 
 def _by_stream(batch: pa.RecordBatch, names: Any) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Split rows by stream, keeping their order. Each part is a copy, so that it does not keep the
-    memory of the whole batch."""
+    """Split rows by stream, keeping their order; `names` has the stream of each row. Each part is a
+    copy, so that it does not keep the memory of the whole batch."""
     import pyarrow.compute as pc
 
     if names.null_count:
@@ -189,7 +192,7 @@ class _Held:
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
-        self.rows = 0
+        self.rows = 0  # in all batches
         self.nbytes = 0
 
 
@@ -199,8 +202,8 @@ class Cutter:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._held: dict[str, _Held] = {}
-        self._nbytes = 0
+        self._held: dict[str, _Held] = {}  # by stream
+        self._nbytes = 0  # memory of all held rows
 
     def add(self, batch: pa.RecordBatch) -> Iterator[tuple[str, Batch]]:
         """Add rows, and yield the chunks that are full."""
@@ -256,7 +259,7 @@ class Cutter:
 def _cuts(sizes: Any) -> Iterator[tuple[int, int]]:
     """Ranges of rows that fit into a chunk. A row larger than a chunk is a range of its own."""
     ends = np.cumsum(sizes)
-    lo = done = 0
+    lo = done = 0  # the first row of the range, and the bytes of all rows before it
     while lo < ends.size:
         hi = int(np.searchsorted(ends, done + CHUNK_BYTES, "right"))
         hi = min(max(hi, lo + 1), lo + CHUNK_ROWS, ends.size)

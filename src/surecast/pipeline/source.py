@@ -38,7 +38,7 @@ from surecast.core.names import matches
 from surecast.errors import UsageError
 from surecast.pipeline.fetch import Task, read
 from surecast.pipeline.filters import Narrow
-from surecast.pipeline.loss import Loss, is_short, loss_of, remedy, views_of
+from surecast.pipeline.loss import LostEnd, end_error, find_lost_end, is_short, views_of
 from surecast.pipeline.offsets import Bound, Place, Time, places_from, places_to, share
 from surecast.pipeline.options import SourceOptions, parse
 from surecast.pipeline.plan import EVENTS_MIN, Range, after, cut
@@ -53,12 +53,12 @@ __all__ = ["SurecastSource"]
 log = logging.getLogger("surecast.pipeline")
 
 SERVERS_S: Final = 30.0  # how long the list of servers and their directories is cached
-TIME_US_MAX: Final = (1 << 63) // 1000  # no event is later
+TIME_US_MAX: Final = (1 << 63) // 1000  # no event is later; microseconds since 1970
 # A loss is believed only if it is seen for this time, because a region that was just started knows
 # only some of its streams at first; and for the longer time if no server says whether it is ready.
 GRACE_S: Final = 5.0
 GRACE_S_MAX: Final = 30.0
-LOOK_S: Final = 0.25
+LOOK_S: Final = 0.25  # between two looks at whether a loss persists
 
 
 class SurecastSource(DataSource):
@@ -136,15 +136,15 @@ def _freeze_garbage() -> None:
 
 def _position(region: Region, known: Known, bound: Bound) -> int:
     """The position of a bound in a stream. Raises UsageError if it is beyond the stream's end."""
-    said = bound.of(known.info.name)
-    if isinstance(said, Time):
-        return region.locate(known.stream_id, said.ns)
-    if said.seq > known.end:
+    place = bound.of(known.info.name)
+    if isinstance(place, Time):
+        return region.locate(known.stream_id, place.ns)
+    if place.seq > known.end:
         raise UsageError(
-            f"option {bound.option}: {known.info.name!r} has no position {said.seq} yet, its next "
-            f"event gets {known.end}. Use a position up to that, or latest"
+            f"option {bound.option}: {known.info.name!r} has no position {place.seq} yet, its next "
+            f"event gets position {known.end}. Use a position up to {known.end}, or latest"
         )
-    return {-2: 1, -1: known.end}.get(said.seq, said.seq)
+    return {-2: 1, -1: known.end}.get(place.seq, place.seq)  # -2: earliest, -1: latest
 
 
 def _tasks(
@@ -158,8 +158,9 @@ def _tasks(
     are known."""
     with_voids: list[tuple[Range, IntervalSet | None]] = []
     if options.files and any(server.directory for server in servers):
-        there = {one.stream_id for one in known.values()}
-        region.settle([one.stream_id for one in ranges if one.stream_id in there])
+        # Executors may read segment files: their lists of void positions must be up to date.
+        existing = {one.stream_id for one in known.values()}
+        region.settle([one.stream_id for one in ranges if one.stream_id in existing])
     for one in ranges:
         found = None
         if one.hi - one.lo > EVENTS_MIN or options.partitions_min > 1:
@@ -188,7 +189,7 @@ class BatchReader(DataSourceReader):
         self.options = options
         self.narrow = Narrow(
             options.voids or not options.fail_on_loss
-        )  # whether rows can be ranges
+        )  # whether there may be rows for void or lost ranges
         if options.push:
             self.pushFilters = _PushFilters(self.narrow)  # type: ignore[method-assign]
 
@@ -263,12 +264,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self._region: Region | None = None
         self._servers: tuple[Server, ...] = ()
-        self._servers_at = -SERVERS_S
-        self._has_begun = False
+        self._servers_at = -SERVERS_S  # when `_servers` was read (time.monotonic)
+        self._has_begun = False  # whether `latestOffset` was called
         self._target: dict[str, Known] | None = None  # where a query with availableNow ends
-        self._latest: dict[str, Place] | None = None
-        self._accepted: dict[str, Place] = {}  # losses that were accepted (failOnDataLoss=false)
-        self._awaited: dict[str, Place] = {}  # places for which waiting was logged
+        self._latest: dict[str, Place] | None = None  # the ends of streams, for Spark's metrics
+        # Places at which a loss was accepted (failOnDataLoss=false), by stream.
+        self._accepted: dict[str, Place] = {}
+        self._awaited: dict[str, Place] = {}  # places for which waiting was logged, by stream
 
     # ------------------------------------------------------------ called by Spark
 
@@ -290,8 +292,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self.region.streams(self.options.streams, self.options.pattern)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Where the next batch ends, if it begins at the offset `start`."""
         places = places_from(start)
-        self._expect_news(places)
+        self._check_added(places)
         known, lost = self._known(places)
         self._latest = {name: Place(one.stream_id, one.end) for name, one in known.items()}
         begins = {
@@ -306,6 +309,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             }
         else:
             reached = {name: begins[name].next + size for name, size in backlog.items()}
+        # Streams that do not exist at the moment keep their places.
         after = {name: begins[name]._replace(next=seq) for name, seq in reached.items()}
         return places_to({**places, **after})
 
@@ -317,6 +321,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = []
         for name, place in after.items():
             old = before.get(name)
+            # A stream that is new, or was created again, is read from position 1.
             lo = old.next if old is not None and old.stream_id == place.stream_id else 1
             if lo < place.next:
                 ranges.append(Range(name, place.stream_id, lo, place.next))
@@ -327,7 +332,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = [one for one in ranges if one.stream not in lost]
         if not ranges:
             return []
-        return _tasks(self.region, self.options, ranges, known, self._files(ranges))
+        return _tasks(self.region, self.options, ranges, known, self._servers_now(ranges))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _rows(partition)
@@ -345,22 +350,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._region = Region(self.options.url, self.options.token)
         return self._region
 
-    def _files(self, ranges: list[Range]) -> tuple[Server, ...]:
-        """The servers that executors may read from; refreshed every SERVERS_S."""
+    def _servers_now(self, ranges: list[Range]) -> tuple[Server, ...]:
+        """The servers with their data directories, for the tasks; refreshed every SERVERS_S."""
         if time.monotonic() - self._servers_at >= SERVERS_S:
             self._servers = tuple(self.region.servers(ranges[0].stream))
             self._servers_at = time.monotonic()
         return self._servers
 
-    def _expect_news(self, places: Mapping[str, Place]) -> None:
+    def _check_added(self, places: Mapping[str, Place]) -> None:
         """On the first call, raise UsageError if a stream was added to the options of a restarted
-        query and does not exist."""
-        news = tuple(name for name in self.options.streams if name not in places)
-        if news and not self._has_begun:
-            self.region.expect(news)
+        query and does not exist. `places` is the query's progress before the restart."""
+        added = tuple(name for name in self.options.streams if name not in places)
+        if added and not self._has_begun:
+            self.region.expect(added)
         self._has_begun = True
 
-    def _known(self, places: Mapping[str, Place]) -> tuple[dict[str, Known], dict[str, Loss]]:
+    def _known(self, places: Mapping[str, Place]) -> tuple[dict[str, Known], dict[str, LostEnd]]:
         """The streams that exist, and the losses in streams that the query has read.
 
         A loss counts only if it is seen for the grace time. With `failOnDataLoss` it then ends the
@@ -372,25 +377,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         while True:
             known = region.streams(options.streams, options.pattern)
             short = {n: place for n, place in wanted.items() if is_short(place, known.get(n))}
-            views = views_of(region.https, region.token) if short else []
+            views = views_of(region.http_addresses, region.token) if short else []
             lost = {
                 name: loss
                 for name, place in short.items()
-                if (loss := loss_of(name, place, known.get(name), region, views)) is not None
+                if (loss := find_lost_end(name, place, known.get(name), region, views)) is not None
             }
-            news = {
+            new = {
                 name: loss
                 for name, loss in lost.items()
                 if self._accepted.get(name) != places[name]
             }
             grace_s = GRACE_S_MAX if views is None else GRACE_S
-            if not news or time.monotonic() > began + grace_s:
+            if not new or time.monotonic() > began + grace_s:
                 break
             time.sleep(LOOK_S)
-        if news and options.fail_on_loss:
-            raise remedy(list(news.values()))
-        for name, loss in news.items():
-            log.warning("%s; failOnDataLoss=false: going on with what is there", loss.words)
+        if new and options.fail_on_loss:
+            raise end_error(list(new.values()))
+        for name, loss in new.items():
+            log.warning("%s; continuing, as failOnDataLoss=false requests", loss.words)
             self._accepted[name] = places[name]
         for name, place in short.items():
             if name not in lost and self._awaited.get(name) != place:
@@ -408,8 +413,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return matches(options.pattern, name) if options.pattern else name in options.streams
 
     def _end(self, begin: Place, known: Known) -> int:
-        """The position before which reading stops. It is 1 (nothing to read) if the existing
-        stream has another id than `begin`, or is not part of an availableNow query."""
+        """The position before which reading stops; 1 (nothing to read) if the existing stream has
+        another id than `begin`, or was created after an availableNow query began."""
         if begin.stream_id != known.stream_id:
             return 1
         if self._target is None:
@@ -425,7 +430,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return after(begin.next, end, events, None if found is None else found.positions)
 
 
-def _begin(place: Place | None, known: Known, loss: Loss | None) -> Place:
+def _begin(place: Place | None, known: Known, loss: LostEnd | None) -> Place:
     """Where to continue in a stream. A new stream, or a stream that was created again, is read from
     position 1."""
     if place is None:
@@ -434,6 +439,6 @@ def _begin(place: Place | None, known: Known, loss: Loss | None) -> Place:
         return place
     if place.stream_id != known.stream_id:
         return Place(known.stream_id, 1)
-    # This region may be behind others (`loss.end` is the highest end). The positions in between
-    # were read before, so reading continues after them.
-    return place._replace(next=max(known.end, loss.end)) if loss.again else place
+    # This region may be behind others (`loss.end` is the highest end of all). The positions between
+    # the two ends were read before, so reading continues after them.
+    return place._replace(next=max(known.end, loss.end)) if loss.reassigned else place

@@ -15,15 +15,16 @@ rows to publish. The order of the staging stream decides, because it is the same
 2. All drivers publish with the same publisher id, and with numbers that continue from the previous
    batch. So the head of the target stream recognises an event that was published before, and does
    not publish it again.
-3. When all rows are acknowledged, the driver appends a *done* record. It stores the next number for
-   each target and, for a job that may be run again, a checksum of the rows. A batch that is done
-   never changes again.
+3. When the targets' regions have acknowledged all rows, the driver appends a *done* record. It
+   stores the next number for each target and, for a job that may be run again, a checksum of the
+   rows. A batch that is done never changes again.
 4. Chunks and records of a batch that is done are garbage. Drivers *collect* garbage: they declare
    it obsolete, and the region removes it. All positions below the first record that is still needed
    are collected at once. (Collecting by position is necessary: the collect events themselves have
-   no key, so they can only be removed in this way.) The *done* record of an idle query is always
-   needed, and would block this for ever. So a driver that finds such a record in the way appends it
-   again, unchanged and with the same key, and the old record becomes garbage.
+   no key, so they can only be removed in this way.) But the *done* record of a query is always
+   needed. If the query is idle, this record would block collecting by position for ever. So a
+   driver that finds such a record appends it again, unchanged and with the same key, and the old
+   record becomes garbage.
 5. Chunks of a query without an intent are *orphaned* if the query has appended nothing for a week:
    probably its driver was killed, and its checkpoint was deleted. Any other driver collects these
    chunks. For a job that cannot be repeated, the limit is a day, and its intent is orphaned as
@@ -40,9 +41,9 @@ whatever positions they reach.
 **Reading is not a snapshot.** A driver reads the staging stream from its beginning. Meanwhile,
 other drivers may finish batches and collect records, including *done* records, before it has read
 them. So the driver reads until the end, appends a record of its own, and reads up to this record.
-If no position between the old end and its record was collected, it knows every record that was not
-collected when it appended its own, and decides. Otherwise it appends another record (a *mark*) and
-reads again.
+If no position between the old end and its own record was collected, the driver has read every
+record that still existed when it appended its own, and can decide. Otherwise it appends another
+record (a *mark*) and reads up to that.
 
 `commit`, `resume` and `abort` are generators. They yield acts, such as `Append`. For each act they
 receive the answer, or the error that prevented it. No IO happens here; `staging_io` performs the
@@ -86,8 +87,8 @@ __all__ = [
 ]
 
 LOOKS_MAX: Final = 1000  # attempts to read a stream in which other drivers collect all the time
-# Blocking `done` records are appended again only if there are more garbage positions after the
-# first of them than this number, plus 2 for each of them.
+# `done` records that block collecting by position are appended again only if the garbage after the
+# first of them has more positions than this number plus 2 for each such record.
 MOVE_AFTER: Final = 256
 PAGE_BYTES: Final = 4 << 20  # maximum size of an intent or page; an event has at most 8 MB
 ONCE: Final = "once-"  # prefix of the name of a query that will never be repeated
@@ -95,6 +96,7 @@ SILENT_NS: Final = 7 * 24 * 3600 * SECOND  # without records for this time, chun
 ONCE_SILENT_NS: Final = 24 * 3600 * SECOND  # the same for a query that will never be repeated
 _LAST: Final = (1 << 63) - 1  # no batch has a higher number
 
+# The kinds of records; the module's docstring explains them.
 CHUNK, PAGE, INTENT, ABANDONED, MARK = "chunk", "page", "intent", "abandoned", "mark"
 DONE = "done"
 
@@ -120,9 +122,9 @@ class ChunkRef(NamedTuple):
 class Intent(msgspec.Struct, frozen=True, array_like=True):
     """The chunks that a batch publishes, in this order."""
 
-    writer: str
-    targets: tuple[str, ...]
-    chunks: tuple[ChunkRef, ...]
+    writer: str  # as in the keys of the chunks
+    targets: tuple[str, ...]  # names of target streams
+    chunks: tuple[ChunkRef, ...]  # empty if the list is in pages
     after: int | None = None  # for a part: the batch that it follows (-1: none)
     pages: tuple[int, ...] = ()  # positions of the pages that contain the list, if it is long
     digest: int | None = None  # checksum of the rows (columns/sums.py); None: not needed
@@ -140,13 +142,13 @@ class Done(msgspec.Struct, frozen=True, array_like=True):
     digest: int | None = None
 
 
-class Place(NamedTuple):
-    """The fields of a record's key."""
+class KeyFields(NamedTuple):
+    """The fields of a record's key: `query/batch/kind/writer/…`, or `query/done/batch`."""
 
-    query: str
-    batch: int
+    query: str  # the id of a streaming query, or the name of a batch job
+    batch: int  # as 16 hexadecimal digits in the key
     kind: str  # CHUNK, PAGE, INTENT, ABANDONED, MARK or DONE
-    writer: str
+    writer: str  # a unique id of the driver's attempt; "" for DONE
 
 
 def chunk_key(query: str, batch: int, writer: str, partition: int, attempt: int, n: int) -> bytes:
@@ -161,14 +163,14 @@ def _done_key(query: str, batch: int) -> bytes:
     return f"{query}/{DONE}/{batch:016x}".encode()
 
 
-def _place(key: bytes) -> Place:
+def _key_fields(key: bytes) -> KeyFields:
     """Decode a key. Raises PeerError if it has not the form of any key that drivers and tasks
     write."""
     try:
         query, first, second, *rest = key.decode().split("/")
         if first == DONE:
-            return Place(query, int(second, 16), first, "")
-        return Place(query, int(first, 16), second, rest[0])
+            return KeyFields(query, int(second, 16), first, "")
+        return KeyFields(query, int(first, 16), second, rest[0])
     except (ValueError, IndexError):
         raise PeerError(f"a record in the staging stream has the strange key {key!r}") from None
 
@@ -218,63 +220,65 @@ class Ledger:
     query: str
     end: int = 1  # the first position not read yet
     hidden: int = 0  # the last position that was collected before it could be read
-    done: int = -1  # the last batch that is done
+    done: int = -1  # the last batch of the query that is done
     last: Done = field(default_factory=lambda: Done({}))  # the `done` record of this batch
     intents: dict[int, Intent] = field(default_factory=dict)  # batch → its valid intent
     # Batch → number and valid intent of the part that follows it.
     parts: dict[int, tuple[int, Intent]] = field(default_factory=dict)
     pages: dict[int, bytes] = field(default_factory=dict)  # by position
     abandoned: dict[tuple[int, str], None] = field(default_factory=dict)  # batch, writer
-    records: dict[int, Place | None] = field(default_factory=dict)  # of all queries, by position
+    # Of all queries, by position; None: a record whose key has an unknown form.
+    records: dict[int, KeyFields | None] = field(default_factory=dict)
     facts: dict[str, Fact] = field(default_factory=dict)  # by query
     news: dict[str, int] = field(default_factory=dict)  # query → time of its last not-done record
     promised: dict[str, int] = field(default_factory=dict)  # query → last batch with an intent
     time_ns: int = 0  # time of the last record, by the clock of the region that owns the stream
 
     def note_void(self, last: int, *, collected: bool) -> None:
-        """Note a range up to position `last` that has no readable records: they were collected, or
-        (if not `collected`) the positions are control entries of the stream."""
+        """Note a range up to position `last` that has no readable records. They were collected; or
+        the positions are control entries of the stream (not `collected`), which are no records."""
         self.end = last + 1
         if collected:
             self.hidden = last
 
-    def note(self, seq: int, key: bytes, value: bytes, time_ns: int = 0) -> Place | None:
-        """Note a record. Returns the fields of its key if it belongs to this query."""
+    def note(self, seq: int, key: bytes, value: bytes, time_ns: int = 0) -> KeyFields | None:
+        """Note a record. Returns the fields of its key if it belongs to this query, otherwise
+        None."""
         self.end = seq + 1
         self.time_ns = time_ns
         ours = key.startswith(self.query.encode() + b"/")
         try:
-            place = self.records[seq] = _place(key)
+            fields = self.records[seq] = _key_fields(key)
         except PeerError:
             if ours:
                 raise
             self.records[seq] = None
             return None
-        if place.kind == DONE:
-            self._note_done(place, seq, value)
-            return place if ours else None
-        self.news[place.query] = time_ns
-        if place.kind == INTENT:
-            self.promised[place.query] = max(place.batch, self.promised.get(place.query, -1))
+        if fields.kind == DONE:
+            self._note_done(fields, seq, value)
+            return fields if ours else None
+        self.news[fields.query] = time_ns
+        if fields.kind == INTENT:
+            self.promised[fields.query] = max(fields.batch, self.promised.get(fields.query, -1))
         if not ours:
             return None
-        if place.kind == PAGE:
+        if fields.kind == PAGE:
             self.pages[seq] = value
-        self._note_work(place, value)
-        return place
+        self._note_work(fields, value)
+        return fields
 
-    def _note_done(self, place: Place, seq: int, value: bytes) -> None:
-        known = self.facts.get(place.query)
-        if known is None or place.batch >= known.batch:
-            self.facts[place.query] = Fact(place.batch, seq, value)
-        if place.query == self.query and place.batch > self.done:
-            self.done, self.last = place.batch, _decode(value, Done)
+    def _note_done(self, fields: KeyFields, seq: int, value: bytes) -> None:
+        known = self.facts.get(fields.query)
+        if known is None or fields.batch >= known.batch:
+            self.facts[fields.query] = Fact(fields.batch, seq, value)
+        if fields.query == self.query and fields.batch > self.done:
+            self.done, self.last = fields.batch, _decode(value, Done)
 
-    def _note_work(self, place: Place, value: bytes) -> None:
-        batch, kind = place.batch, place.kind
+    def _note_work(self, fields: KeyFields, value: bytes) -> None:
+        batch, kind = fields.batch, fields.kind
         if kind == ABANDONED:
-            self.abandoned[batch, place.writer] = None
-        elif kind == INTENT and (batch, place.writer) not in self.abandoned:
+            self.abandoned[batch, fields.writer] = None
+        elif kind == INTENT and (batch, fields.writer) not in self.abandoned:
             self._stand(batch, _decode(value, Intent))
 
     def _stand(self, batch: int, intent: Intent) -> None:
@@ -296,20 +300,21 @@ class Ledger:
     @property
     def rows(self) -> int:
         """The number of rows that the query has published in all its batches."""
-        return sum(number - 1 for number in self.last.numbers.values())
+        return sum(number - 1 for number in self.last.numbers.values())  # numbers begin at 1
 
     def has_others(self, batch: int, intent: Intent) -> bool:
-        """Whether the batch is known to have been published with other rows than the intent has.
+        """Whether it is known that the batch was published with other rows than the intent has.
 
         This is known only for the last batch that is done, because only its checksum is kept.
         """
         digests = self.last.digest, intent.digest
-        same_place = (self.done, self.last.after) == (batch, intent.after)
-        return same_place and None not in digests and digests[0] != digests[1]
+        is_last = (self.done, self.last.after) == (batch, intent.after)
+        return is_last and None not in digests and digests[0] != digests[1]
 
     def pending(self, batch: int) -> dict[int, Intent]:
         """The batches up to `batch` that have a valid intent and are not done, in order."""
         found = {b: self.intents[b] for b in sorted(self.intents) if self.done < b <= batch}
+        # Then the parts, each of which follows the one before; none: a number above `batch`.
         last, intent = self.parts.get(max(found, default=self.done), (batch + 1, None))
         while intent is not None and last <= batch:
             found[last] = intent
@@ -337,7 +342,8 @@ class Ledger:
         return self.done < batch and any(i is not None and i.writer == writer for i in intents)
 
     def is_orphan(self, query: str) -> bool:
-        """Whether the chunks of another query are orphaned: the query has been silent for long."""
+        """Whether the chunks of another query are orphaned: it has written nothing for long. A
+        query that can be repeated must also have no intent that is not done."""
         silent_ns = self.time_ns - self.news.get(query, self.time_ns)
         if query == self.query or silent_ns <= ONCE_SILENT_NS:
             return False
@@ -346,26 +352,26 @@ class Ledger:
         done = self.facts[query].batch if query in self.facts else -1
         return silent_ns > SILENT_NS and self.promised.get(query, -1) <= done
 
-    def is_needed(self, seq: int, place: Place | None) -> bool:
+    def is_needed(self, seq: int, fields: KeyFields | None) -> bool:
         """Whether a driver may still need a record. Records with unknown keys are kept."""
-        if place is None:
+        if fields is None:
             return True
-        if place.kind != DONE and self.is_orphan(place.query):
+        if fields.kind != DONE and self.is_orphan(fields.query):
             return False
-        if place.query not in self.facts:
+        if fields.query not in self.facts:  # no batch of the query is done
             return True
-        if place.query.startswith(ONCE):
+        if fields.query.startswith(ONCE):  # its only batch is done
             return False
-        fact = self.facts[place.query]
-        return seq == fact.seq if place.kind == DONE else place.batch > fact.batch
+        fact = self.facts[fields.query]
+        return seq == fact.seq if fields.kind == DONE else fields.batch > fact.batch
 
     def low(self) -> tuple[int, list[int]]:
-        """A position below which no records are needed except some `done` records, and the
-        positions of these `done` records."""
+        """A position below which no records are needed except some `done` records (which block
+        collecting by position), and the positions of these `done` records."""
         facts: list[int] = []
-        for seq, place in self.records.items():
-            if self.is_needed(seq, place):
-                if place is None or place.kind != DONE:
+        for seq, fields in self.records.items():
+            if self.is_needed(seq, fields):
+                if fields is None or fields.kind != DONE:
                     return seq, facts
                 facts.append(seq)
         return self.end, facts
@@ -375,18 +381,18 @@ class Ledger:
         everything of finished batches except the last `done` record; for other queries, orphaned
         chunks."""
         found: dict[Predicate, None] = {}
-        for seq, place in self.records.items():
-            if seq < low or place is None or self.is_needed(seq, place):
+        for seq, fields in self.records.items():
+            if seq < low or fields is None or self.is_needed(seq, fields):
                 continue
-            prefix = _prefix(place.query, place.batch)
-            if place.query != self.query:
+            prefix = _prefix(fields.query, fields.batch)
+            if fields.query != self.query:
                 # This is safe even if the query is resumed: its driver then has a new writer id.
-                if place.kind == CHUNK and self.is_orphan(place.query):
-                    found[KeyPrefix(f"{prefix}{CHUNK}/{place.writer}/".encode())] = None
-            elif place.kind != DONE:
+                if fields.kind == CHUNK and self.is_orphan(fields.query):
+                    found[KeyPrefix(f"{prefix}{CHUNK}/{fields.writer}/".encode())] = None
+            elif fields.kind != DONE:
                 found[KeyPrefix(prefix.encode())] = None
-            elif place.batch < self.done:
-                found[KeyIs(_done_key(self.query, place.batch))] = None
+            elif fields.batch < self.done:
+                found[KeyIs(_done_key(self.query, fields.batch))] = None
         yield from found
 
 
@@ -447,7 +453,7 @@ Act = Append | Read | Copy | Collect
 class Outcome:
     """The result of a commit."""
 
-    replayed: bool  # whether the batch was done before
+    replayed: bool  # whether the batch was done before this call
     finished: tuple[int, ...]  # the batches that were published by this call
     done: int  # the last batch that is done
     rows: int  # all rows that the query has published
@@ -473,8 +479,9 @@ def commit(
                 f"batch {batch} of query {query} was abandoned by its own driver. Start it again"
             )
         raise SurecastError(
-            f"another run of {query} has continued from {intent.after} meanwhile, or this one was "
-            "abandoned by its own driver. Run it again: it continues after what is done by then"
+            f"another run of {query} has published a part after {intent.after} meanwhile, or this "
+            "part was abandoned by its own driver. Run it again: it continues after the last part "
+            "that is done"
         )
     if once:
         ledger.finish(batch, intent, (yield Copy(batch, intent, {})))
@@ -516,15 +523,15 @@ def _look(
     query: str, batch: int, kind: str, writer: str, value: bytes, unique: Callable[[], str]
 ) -> Generator[Act, Any, Ledger]:
     """Append a record and read until all earlier records are known for certain (see "Reading is not
-    a snapshot" above)."""
+    a snapshot" in the module's docstring)."""
     ledger: Ledger = yield Read(0)
     for _ in range(LOOKS_MAX):
-        looked = ledger.end
+        looked = ledger.end  # all positions below this one are read
         key = f"{_prefix(query, batch)}{kind}/{writer}/{unique()}"
         ledger = yield Read((yield Append(key.encode(), value)))
         if ledger.hidden < looked:
             return ledger
-        kind, value = MARK, b""
+        kind, value = MARK, b""  # the record itself is appended only once
     raise SurecastError(
         f"the staging stream of query {query} changes faster than it can be read. Give the "
         "queries that write to this stream longer triggers"
@@ -540,8 +547,8 @@ def _finish(ledger: Ledger, pending: dict[int, Intent]) -> Generator[Act, Any, N
 
 
 def _leave(ledger: Ledger, batch: int) -> Generator[Act, Any, None]:
-    """Remove all records of a query that will not be repeated, also chunks that a task stages
-    later."""
+    """Collect all records of a query that will not be repeated, including chunks that a task has
+    staged after the driver read the stream."""
     yield Append(_done_key(ledger.query, batch), ledger.facts[ledger.query].value)
     yield from _sweep(ledger)
     yield Collect(KeyPrefix(f"{ledger.query}/".encode()))
@@ -552,11 +559,11 @@ def _sweep(ledger: Ledger) -> Generator[Act, Any, None]:
     because their positions are higher than all known positions."""
     low, facts = ledger.low()
     if facts and low - facts[0] <= MOVE_AFTER + 2 * len(facts):
-        low, facts = facts[0], []
+        low, facts = facts[0], []  # too little garbage to append these `done` records again
     for seq in facts:
-        place = ledger.records[seq]
-        assert place is not None
-        yield Append(_done_key(place.query, place.batch), ledger.facts[place.query].value)
+        fields = ledger.records[seq]
+        assert fields is not None
+        yield Append(_done_key(fields.query, fields.batch), ledger.facts[fields.query].value)
     yield Collect(BeforeSeq(low))
     for which in ledger.garbage(low):
         yield Collect(which)

@@ -65,16 +65,17 @@ ANSWER_S: Final = 8.0  # timeout for the first answer: a wrong url is reported w
 CONNECT_S: Final = 4.0  # retry a refused connection for this time: a server may be restarting
 PATIENCE_S: Final = 60.0  # after the first answer: maximum wait without progress
 AGAIN_S: Final = 0.25  # between attempts to connect
-CLOSE_S: Final = 1.0  # timeout for closing; publishes without an acknowledgement are given up
+CLOSE_S: Final = 1.0  # timeout for closing; unacknowledged publishes are then given up
 SPOOL_BYTES: Final = 64 << 20  # size of the chunks that are kept in memory; more go to a file
 CHUNK_ROOM: Final = 64 << 10  # space for a chunk's key, header and layout, beside its largest event
-UNDER_WAY_MAX: Final = 64  # chunks that are published and not yet acknowledged
+UNDER_WAY_MAX: Final = 64  # published chunks whose acknowledgement has not arrived yet
 
 
 @asynccontextmanager
 async def connected(options: SinkOptions, within_s: float | None = None) -> AsyncIterator[Client]:
-    """A client of the region that the options name; errors name the option to change."""
-    each_s = min(3.0, CONNECT_S / len(parse_url(options.url)))
+    """A client of the region that the options name; errors name the option to change. Connecting is
+    tried again for `within_s` (default: PATIENCE_S)."""
+    each_s = min(3.0, CONNECT_S / len(parse_url(options.url)))  # for each address
     room = ClientOptions().event_bytes_max + CHUNK_ROOM
     limits = ClientOptions(
         connect_timeout=each_s,
@@ -130,14 +131,14 @@ async def open_staging(client: Client, options: SinkOptions) -> Stream:
 
 async def open_target(client: Client, name: str, options: SinkOptions) -> Stream:
     """The stream to write to. It is created if it does not exist and the options allow it."""
-    there = await patient(client.streams(name))
-    if not there and not options.create:
+    existing = await patient(client.streams(name))
+    if not existing and not options.create:
         raise UsageError(
             f"there is no stream {name!r}, and option createStreams is false. Create it, correct "
             "the name (option stream, or column `stream`), or leave the option out"
         )
     # The retention of an existing stream is not changed.
-    stream = await patient(client.stream(name, retain=None if there else options.retain))
+    stream = await patient(client.stream(name, retain=None if existing else options.retain))
     if not stream.supports("publisher"):
         raise NotSupported(
             f"stream {name!r} has delivery={stream.delivery!r}, which has no named publishers, so "
@@ -158,8 +159,8 @@ async def perform(acts: Generator[Act, Any, T], stage: Stage) -> T:
             return result
         try:
             answer, problem = await stage.do(act), None
-        except SurecastError as said:
-            problem = said
+        except SurecastError as error:
+            problem = error
 
 
 class Spool:
@@ -167,7 +168,7 @@ class Spool:
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(SPOOL_BYTES, prefix="surecast-")  # noqa: SIM115
-        self._places: dict[int, tuple[int, int]] = {}
+        self._places: dict[int, tuple[int, int]] = {}  # by position: offset and size in the file
 
     def put(self, seq: int, value: bytes) -> None:
         self._places[seq] = self._file.seek(0, 2), len(value)
@@ -200,8 +201,9 @@ class Stage:
         self._once = once
         self._ledger = Ledger(query)
         self._spool = Spool()
-        self._reading: Subscription | None = None
-        self.published: int | None = None  # rows known to be published; None: not begun
+        self._reading: Subscription | None = None  # of the staging stream, for all reads
+        # Rows known to be published to the targets; None: publishing has not begun.
+        self.published: int | None = None
 
     async def close(self) -> None:
         self._spool.close()
@@ -236,8 +238,8 @@ class Stage:
             if event.kind != "event" or event.key is None:
                 ledger.note_void(event.seq, collected=event.reason != "control")
                 continue
-            place = ledger.note(event.seq, event.key, event.value, event.time_ns)
-            if place is not None and place.kind == CHUNK and place.batch > ledger.done:
+            fields = ledger.note(event.seq, event.key, event.value, event.time_ns)
+            if fields is not None and fields.kind == CHUNK and fields.batch > ledger.done:
                 self._spool.put(event.seq, event.value)
         return ledger
 
@@ -249,7 +251,8 @@ class Stage:
         self._check_complete(act)
         streams = [await open_target(self._client, n, self._options) for n in intent.targets]
         numbers = {s.stream_id: act.numbers.get(s.stream_id, 1) for s in streams}
-        lines = [s.published_as(self._publisher(s), numbers[s.stream_id]) for s in streams]
+        publishers = [s.published_as(self._publisher(s), numbers[s.stream_id]) for s in streams]
+        # Chunks without an acknowledgement: number of rows, and the future acknowledgement.
         waiting: deque[tuple[int, asyncio.Future[tuple[int, int]]]] = deque()
 
         async def settle() -> None:
@@ -264,7 +267,7 @@ class Stage:
                 batch = chunk_batch(self._spool.get(seq), stream.stream_id)
                 if batch.rows != rows:
                     raise SurecastError(f"chunk {seq} has {batch.rows} rows, not {rows}")
-                waiting.append((rows, await patient(lines[target].publish_batch(batch))))
+                waiting.append((rows, await patient(publishers[target].publish_batch(batch))))
                 numbers[stream.stream_id] += rows
                 while len(waiting) > UNDER_WAY_MAX or (waiting and waiting[0][1].done()):
                     await settle()

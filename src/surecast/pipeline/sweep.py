@@ -45,13 +45,13 @@ def run_tasks(
     The results are in the order of the tasks. Tasks that failed have a result, too.
     """
     done: list[Done] = []
-    waiting = [list(range(len(tasks)))] if tasks else []
+    waiting = [list(range(len(tasks)))] if tasks else []  # the tasks of each job to run
     while waiting:
         numbers = waiting.pop()
-        behind = len(done)
+        before = len(done)
 
-        def tell(count: int, _: int, note: str, behind: int = behind) -> None:
-            progress(min(behind + count, len(tasks)), len(tasks), note)
+        def tell(count: int, _: int, note: str, before: int = before) -> None:
+            progress(min(before + count, len(tasks)), len(tasks), note)
 
         try:
             done += _job(spark, function, {n: tasks[n] for n in numbers}, tell)
@@ -77,9 +77,9 @@ def _job(
         import pyarrow as pa
 
         for batch in batches:
-            places = batch.column(0).to_pylist()
-            for number, task in ((numbers[place], tasks[numbers[place]]) for place in places):
-                result, error = _attempt(function, task)
+            for place in batch.column(0).to_pylist():  # indices into `numbers`
+                number = numbers[place]
+                result, error = _attempt(function, tasks[number])
                 made = {"number": [number], "result": [result], "error": [error]}
                 yield pa.RecordBatch.from_pydict(made, _arrow_schema())
 
@@ -116,11 +116,11 @@ def _job_failures() -> tuple[type[Exception], ...]:
 def _let_interrupts_through(problem: BaseException) -> None:
     """If Ctrl-C caused a failure, raise its KeyboardInterrupt. Ctrl-C cancels the job, and Spark
     reports only the cancellation."""
-    behind: BaseException | None = problem
-    while behind is not None:
-        if isinstance(behind, KeyboardInterrupt):
-            raise behind
-        behind = behind.__context__
+    cause: BaseException | None = problem
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt):
+            raise cause
+        cause = cause.__context__
 
 
 def _check_alive(spark: "SparkSession", problem: Exception) -> None:

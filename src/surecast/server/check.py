@@ -30,7 +30,11 @@ def summary(config: ServerConfig) -> list[tuple[str, str]]:
     ]
     for region, known in config.regions.items():
         nodes = ", ".join(f"{name} at {place}" for name, place in known.replicas.items())
-        witness = f"; witness at {known.witness}" if known.witness else "; its witness inside"
+        witness = (
+            f"; witness at {known.witness}"
+            if known.witness
+            else "; its witness runs in the replica"
+        )
         rows.append((f"region {region}", nodes + witness))
     for prefix, owner in sorted(config.owners.items()):
         what = f"{prefix} and {prefix}.>" if prefix else "all other streams"
@@ -54,22 +58,24 @@ def problems(config: ServerConfig) -> list[str]:
 
 
 def _of_folder(key: str, folder: str) -> Iterator[str]:
-    """Test a folder: create it and write a file to it, as the server would, then remove both.
+    """Test a folder: create it and write a file to it, as the server would, then remove what was
+    created.
 
     Yields the problem if that fails.
     """
     if not folder:
         return
     place = Path(folder).absolute()
-    made: list[Path] = []
-    doing, at = "make", place
+    made: list[Path] = []  # folders that did not exist, outermost first
+    doing, at = "make", place  # for the error message: what is being tried, and with which folder
     try:
         for at in reversed([place, *place.parents]):
             if not at.is_dir():
                 os.mkdir(at, 0o700)
                 made.append(at)
         doing = "write to"
-        # If another user started the server before, existing subfolders belong to that user.
+        # Existing subfolders are tested too: if another user has started the server before, they
+        # belong to that user.
         for at in (place, *(place / part for part in PARTS)):
             if at == place or at.is_dir():
                 _write_probe(at)
@@ -110,4 +116,7 @@ def _of_port(key: str, address: Address, kind: socket.SocketKind) -> Iterator[st
                 probe.listen(1)
         except OSError as problem:
             udp = " for datagrams" if kind is socket.SOCK_DGRAM else ""
-            yield f"{key}: cannot listen on {host}:{port}{udp}: {problem.strerror}; is it running?"
+            yield (
+                f"{key}: cannot listen on {host}:{port}{udp}: {problem.strerror}; "
+                "is this server running already?"
+            )

@@ -48,6 +48,7 @@ class Cluster:
     """
 
     def __init__(self, layout: Layout, say: Callable[[str], None] = lambda text: None) -> None:
+        """`say` shows a line of text to the user."""
         self.layout = layout
         self.say = say
         self.nodes = {node.name: node for node in layout.nodes}
@@ -79,6 +80,7 @@ class Cluster:
         """Start a process; its output goes to its log."""
         node = self.nodes[name]
         path = self.layout.log(node)
+        # Creates the log if it is missing, so that only this user may read it.
         os.close(open_file(path, os.O_WRONLY | os.O_CREAT))
         self._read[name] = path.stat().st_size
         # A variable such as SURECAST_NODE__HTTP would override the same key of every node.
@@ -121,7 +123,10 @@ class Cluster:
     def wait_ready(
         self, timeout_s: float, progress: Callable[[int, int], None] = lambda done, all: None
     ) -> None:
-        """Wait until every process is ready. Raises ClusterError if one ends or time is up."""
+        """Wait until every process is ready. Raises ClusterError if one ends or time is up.
+
+        `progress` is called with the number of ready processes and of all processes.
+        """
         deadline = time.monotonic() + timeout_s
         waiting = dict(self.nodes)
         while True:
@@ -160,6 +165,7 @@ class Cluster:
             whole, newline, _ = text.rpartition(b"\n")
             self._read[name] += len(whole) + len(newline)
             for line in whole.decode(errors="replace").splitlines():
+                # A line begins with the time and the level (logs.py), then comes the message.
                 if any(f" {level} " in line[:40] for level in ("warning", "error", "critical")):
                     yield line
 

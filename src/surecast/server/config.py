@@ -72,6 +72,8 @@ class NodeConfig:
                 "anybody who can reach this machine could connect, and nothing is encrypted yet. "
                 "Listen on 127.0.0.1, or set insecure = true if you trust everybody on the network",
             )  # fmt: skip
+        # With port 0 the system chooses the port when the node starts. The recording does not
+        # contain that port, but the replay needs it to build the same state machine.
         fixed = not self.record or parse_address(self.listen)[1] > 0
         check(self, "record", fixed, "a recording needs node.listen to name a port, not 0")
         named = bool(self.name) or self.role == "witness"
@@ -159,7 +161,7 @@ class ServerConfig:
 
     node: NodeConfig
     regions: dict[str, RegionConfig]
-    owners: dict[str, str]
+    owners: dict[str, str]  # prefix of stream names → the region that owns them
     # A witness has no roles; its `deployment` and `roles` are those of its region's first replica.
     deployment: Deployment
     roles: dict[str, Any]  # the configuration of each role, by the role's name
@@ -219,6 +221,7 @@ def _nested(section: str, cls: type[Any]) -> dict[str, type[Any]]:
 
 def derived_fields(role: Role) -> set[str]:
     """The fields of a role's configuration that follow from the deployment and cannot be set."""
+    # Any deployment gives the same field names.
     return set(role.derived(Deployment("r", "n", {"r": ("n",)}, "w")))
 
 
@@ -253,6 +256,7 @@ def build(document: Mapping[str, Any]) -> ServerConfig:
         witness=witness_name(node.region),
         owners=owners,
         addresses=dict(here.replicas),
+        # The address in `node.http` is used even if the section of the region does not list it.
         http={**here.http, **({replica: node.http} if node.http and replica == node.name else {})},
     )
     of_roles = {
@@ -297,6 +301,7 @@ def _refuse_misplaced(document: Mapping[str, Any]) -> None:
 
 
 def _address(text: str, key: str) -> Address:
+    """As parse_address, but the error names the key that has this value."""
     try:
         return parse_address(text)
     except ConfigError as problem:
@@ -315,8 +320,8 @@ def _regions(table: Any) -> dict[str, RegionConfig]:
             '  [regions.east]\n  replicas = { "east-1" = "127.0.0.1:7400" }'
         )
     regions: dict[str, RegionConfig] = {}
-    names: dict[str, str] = {}
-    places: dict[str, str] = {}
+    names: dict[str, str] = {}  # node → its region
+    places: dict[str, str] = {}  # address → the node there
     for region in table:
         _check_name("region", region)
         config = regions[region] = load(RegionConfig, {"regions": table}, f"regions.{region}")
@@ -330,6 +335,7 @@ def _regions(table: Any) -> dict[str, RegionConfig]:
             if name in names:
                 raise ConfigError(f"{name!r} is in [regions.{names[name]}] and [regions.{region}]")
             names[name] = region
+            # Port 0 means a port that the system chooses, so it can be given several times.
             if address and not address.endswith(":0") and address in places:
                 raise ConfigError(f"{places[address]} and {name} have the same address, {address}")
             places[address] = name

@@ -27,7 +27,8 @@ from surecast.server.limited_log import LimitedLog, printable
 
 __all__ = ["CLOSED", "HttpConnection", "HttpConnections"]
 
-# Set in the ASGI scope of a request whose connection the server has closed (and logged that).
+# This key is set in the ASGI scope of a request if the server has closed its connection. The reason
+# is logged then, so http.py does not log the request again.
 CLOSED = "surecast.closed"
 
 
@@ -80,9 +81,14 @@ class HttpConnections:
 
 
 class HttpConnection(H11Protocol):
-    """One connection: that of uvicorn, with timeouts. `cycle` is uvicorn's current request."""
+    """One connection: that of uvicorn, with timeouts.
 
-    all: ClassVar[HttpConnections]
+    Three attributes are uvicorn's: `cycle` is the current request and its answer (None before the
+    first request), `conn` is h11's state machine, and `conn.trailing_data[0]` has received bytes
+    that h11 has not processed, for example incomplete headers.
+    """
+
+    all: ClassVar[HttpConnections]  # the connections of the same port, including this one
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -96,6 +102,7 @@ class HttpConnection(H11Protocol):
     def waits_for_client(self) -> bool:
         """Whether the client, and not the server, has to act next (see the module)."""
         cycle = self.cycle
+        # `working`: a request was received completely, and its answer is not complete yet.
         working = cycle is not None and not cycle.response_complete and not cycle.more_body
         return not working or self.flow.write_paused
 
@@ -116,6 +123,7 @@ class HttpConnection(H11Protocol):
         self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
+        # At the begin of a request, the first bytes show whether this is a Surecast connection.
         if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
             if data.startswith(MAGIC):
                 self._answer_frame()
@@ -134,12 +142,14 @@ class HttpConnection(H11Protocol):
             self._refuse(400, "aborted", "the connection ended before the request was complete")
 
     def pause_writing(self) -> None:
+        """Called by asyncio when the write buffer is full: the client reads too slowly."""
         super().pause_writing()
         self._start(self._on_response_timeout, self.limits.response_timeout_ns)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._stop(self._on_response_timeout)
+        # The client gets the whole time for the part of the answer that is still in the buffer.
         if self.transport.get_write_buffer_size():
             self._start(self._on_response_timeout, self.limits.response_timeout_ns)
         if self.transport.is_closing():
@@ -161,6 +171,7 @@ class HttpConnection(H11Protocol):
         self._refuse(status, "not HTTP", f"this is not a valid HTTP request: {problem or msg}")
 
     def _should_upgrade(self) -> bool:
+        """Whether to switch to another protocol, such as WebSocket: never."""
         return False
 
     # ------------------------------------------------------------ timers
@@ -171,6 +182,7 @@ class HttpConnection(H11Protocol):
         if self.transport.is_closing():
             return
         receiving = self.conn.their_state
+        # Between two requests uvicorn has its own timer, for `http.idle_timeout_ns`.
         idle = self.timeout_keep_alive_task is not None and not self.conn.trailing_data[0]
         if receiving is h11.IDLE and not idle:
             self._start(self._on_header_timeout, self.limits.header_timeout_ns)
@@ -192,7 +204,7 @@ class HttpConnection(H11Protocol):
 
     def _on_header_timeout(self) -> None:
         self._stop(self._on_header_timeout)
-        if not self._is_partial():
+        if not self._is_partial():  # a new connection on which nothing was received
             self.transport.close()
             return
         limit_s = self.limits.header_timeout_ns / 1e9
@@ -243,6 +255,8 @@ class HttpConnection(H11Protocol):
             cycle.scope[CLOSED] = True  # type: ignore[literal-required]
             cycle.disconnected = True  # the handler's answer is dropped
             cycle.message_event.set()
+        # The error answer would corrupt an answer that was begun and is not complete. It is only
+        # sent if a part of a request was received that has no answer yet.
         answered = cycle is not None and cycle.response_started
         answerable = not answered or (cycle.response_complete and not cycle.more_body)
         received = self._is_partial() or self.conn.their_state is h11.ERROR
@@ -254,7 +268,8 @@ class HttpConnection(H11Protocol):
 
 
 class _ServerLog(logging.Logger):
-    """Receives uvicorn's log of connections. Warnings are dropped: HttpConnection logs its own."""
+    """Receives uvicorn's log of connections. Its warnings are dropped, because HttpConnection logs
+    the same problems itself."""
 
     def __init__(self, log: LimitedLog) -> None:
         super().__init__("surecast.server.uvicorn", logging.ERROR)

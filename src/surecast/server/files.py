@@ -88,6 +88,7 @@ def _voids(stream: StreamState, lo: int, hi: int) -> tuple[dict[int, IntervalSet
     voids = {reason: runs.clip(lo, hi) for reason, runs in stream.index.voids.items()}
     for intervals in voids.values():
         if intervals.runs > RUNS_MAX:
+            # Ends where the first range that is left out begins.
             hi = min(hi, int(intervals.to_arrays()[0][RUNS_MAX]))
     return voids, hi
 
@@ -97,11 +98,12 @@ def _extents(
 ) -> tuple[list[FileExtent], int]:
     """The extents that hold [lo, hi), and the end up to which they are listed."""
     found: list[FileExtent] = []
+    # Part of the log of a quarantined stream cannot be read, so its readers are not sent to files.
     if lo >= hi or stream.quarantined:
         return found, hi
     for piece in store.disk.pieces(stream.info.stream_id, lo, hi):
         if type(piece) is not Extent:
-            continue
+            continue  # these positions are not in a segment file
         if len(found) == EXTENTS_MAX:
             return found, piece.lo
         try:

@@ -58,8 +58,8 @@ __all__ = ["HttpPort", "make_app"]
 log = logging.getLogger("surecast.server")
 
 STOP_S_MAX = 2  # time for requests in progress to finish when the process ends
-ORDINARY = (401, 403, 404, 405, 409)  # answers that are not logged
-LOOKING = ("GET", "HEAD")  # methods that change nothing
+ORDINARY = (401, 403, 404, 405, 409)  # status codes of errors that are too common to be logged
+READ_ONLY = ("GET", "HEAD")  # methods that change nothing
 FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")  # headers that a proxy adds
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -87,6 +87,7 @@ class HttpPort:
             http=self.connections.protocol(),
             ws="none",
             h11_max_incomplete_event_size=config.http.header_bytes_max,
+            # A reverse proxy on this machine may tell the client's address in a header.
             forwarded_allow_ips="127.0.0.1,::1",
             log_config=None,
             access_log=False,
@@ -196,10 +197,11 @@ class Pages:
     def __init__(self, server: RegionServer, publishing: Publishing, log: LimitedLog) -> None:
         self.server = server
         self.publishing = publishing
-        self.named = HttpSubscriptions(server, publishing)
+        self.named = HttpSubscriptions(server, publishing)  # named subscriptions
         self.limits = server.config.http
         self.log = log
-        self.requests: Counter[str] = Counter()  # complete requests not answered yet, by address
+        # The number of complete requests that are not answered yet, by the client's address.
+        self.requests: Counter[str] = Counter()
         self.bodies_bytes = 0  # size of the bodies of all requests being received or published
 
     def handler(self, operation: Operation) -> Handler:
@@ -223,7 +225,7 @@ class Pages:
                 raise HTTPException(
                     401, f"{wrong}: send the header Authorization: Bearer <node.token>"
                 )
-            if request.method not in LOOKING and "origin" in request.headers:
+            if request.method not in READ_ONLY and "origin" in request.headers:
                 raise HTTPException(403, "web pages may only read (the request has an Origin)")
             return await handler(request)
 
@@ -337,6 +339,7 @@ class Pages:
         return _json({"done": f"the subscription {name} is deleted"})
 
     async def refound(self, request: Request) -> Response:
+        """Found the chain anew, with this replica as its only member (see `Refound`)."""
         self._operator(request)
         chain = self.server.chain()
         if chain.is_member and chain.clean:
@@ -345,6 +348,7 @@ class Pages:
         return _json({"done": "asked the witness to refound the chain from this replica"}, 202)
 
     async def force(self, request: Request) -> Response:
+        """Give up the history of a stream that cannot be recovered (see `ForceNewStream`)."""
         self._operator(request)
         name = request.query_params.get("stream", "")
         info = self.server.streams.named(name)
@@ -379,7 +383,7 @@ class Pages:
 
     @contextmanager
     def _place(self, request: Request) -> Iterator[None]:
-        """Count a complete request while it is handled; answer 503 if there are too many."""
+        """Count a complete request inside the `with` block; answer 503 if too many are counted."""
         peer = request.client.host if request.client is not None else ""
         if self.requests.total() >= self.limits.requests_max:
             raise HTTPException(503, "too many requests at a time (http.requests_max)")
@@ -397,7 +401,7 @@ class Pages:
 
     @asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
-        """The whole body of a request. `bodies_bytes` includes it until the block ends."""
+        """The whole body of a request. `bodies_bytes` includes it until the `with` block ends."""
         parts: list[bytes] = []
         try:
             await self._receive(request, parts)

@@ -46,8 +46,9 @@ class Layout:
     folder: Path
     nodes: list[Planned] = field(default_factory=list)
     in_memory: bool = False
-    # (region, node of another region) → the address at which the region reaches the node. It is
-    # missing if that is the node's own address, without a relay or a NAT in between.
+    # (region, node of another region) → the address at which the region reaches the node. Pairs
+    # are missing if there is no relay or NAT in between: then it is the address at which the node
+    # listens.
     through: Mapping[tuple[str, str], str] = field(default_factory=dict)
     # Further sections of every node's configuration; keys of "node" are added to the node's own.
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -81,7 +82,10 @@ class Layout:
         set_mode(folder, FOLDER)
 
     def _check_shape(self) -> None:
-        """Raise UsageError if the folder has data of a deployment with other replicas."""
+        """Raise UsageError if the folder has data of a deployment with other replicas.
+
+        The file data/shape has the number of replicas of each region: "2 in east, 2 in west".
+        """
         if self.in_memory:
             return
         shape = ", ".join(f"{len(self.of(region))} in {region}" for region in self.regions())
@@ -113,7 +117,7 @@ class Layout:
         }
 
     def _reached(self, here: str, region: str) -> dict[str, Any]:
-        """A region as the nodes of region `here` reach it."""
+        """The section [regions.NAME] of a region in the configuration files of region `here`."""
 
         def address(node: Planned) -> str:
             return self.through.get((here, node.name), node.listen)
@@ -179,11 +183,11 @@ def lay_out(
 
     Regions of several replicas have a witness each. Without `http_ports` no node has an HTTP port.
     """
-    wanted = [
+    wanted = [  # (region, name, role) of each node
         (region, f"{region}-{i + 1}", "replica") for region, n in sizes.items() for i in range(n)
     ]
     wanted += [(region, witness_name(region), "witness") for region, n in sizes.items() if n > 1]
-    https: Iterable[str] = (
+    http_addresses: Iterable[str] = (
         repeat("") if http_ports is None else (f"127.0.0.1:{port}" for port in http_ports)
     )
     nodes = [
@@ -195,7 +199,8 @@ def lay_out(
             http=http,
             config=folder / "config" / f"{name.replace('/', '-')}.toml",
         )
-        for (region, name, role), port, http in zip(wanted, ports, https, strict=False)
+        # `ports` and `http_ports` may be longer than needed, even endless.
+        for (region, name, role), port, http in zip(wanted, ports, http_addresses, strict=False)
     ]
     assert len(nodes) == len(wanted), "every node needs a port"
     return Layout(folder, nodes, in_memory, settings=settings or {})

@@ -18,12 +18,13 @@ class LimitedLog:
     """A logger for problems, by kind (see the module). Must be used in the event loop's thread."""
 
     def __init__(self, log: logging.Logger, name: str, every_ns: int) -> None:
+        """`name` is the node's name, with which each line begins."""
         self.log = log
         self.name = name
         self.every_s = every_ns / 1e9
         self._held: dict[str, str] = {}  # kind → the last text that was only counted
         self._counts: dict[str, int] = {}  # kind → texts counted since the kind was last logged
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # kind → the timer that logs its count
 
     def tell(self, kind: str, text: str, problem: BaseException | None = None) -> None:
         """Log `text`, with the traceback of `problem` if there is one. Only count it if its kind
@@ -51,6 +52,7 @@ class LimitedLog:
         self._timers[kind] = loop.call_later(self.every_s, self._on_timer, kind)
 
     def _on_timer(self, kind: str) -> None:
+        """Log the count of a kind. If it is 0, forget the kind: its next text is logged at once."""
         del self._timers[kind]
         if self._log_count(kind):
             self._counts[kind] = 0

@@ -8,8 +8,9 @@ a region's chain.
     client = surecast.connect(region.url)
     await region.stop()
 
-Both run the code of the real server. With a data folder, acknowledged events are available again
-after the next start. Without one they are lost when the region stops.
+The replica and the witness run the same code as in a server process. With a data folder,
+acknowledged events are available again after the next start. Without one they are lost when the
+region stops.
 """
 
 from dataclasses import fields
@@ -31,7 +32,8 @@ class LocalRegion:
     def __init__(
         self, data_dir: Path | str | None = None, name: str = "local", start: str = "ask"
     ) -> None:
-        """`data_dir` is the data folder; with None, everything is kept in memory.
+        """`data_dir` is the data folder; with None, everything is kept in memory. `name` is the
+        name of the region.
 
         `start` says what to do with a damaged folder. With "ask", `start()` raises StorageError.
         With "trust", the region continues with the data that can be read.
@@ -82,8 +84,8 @@ class LocalRegion:
             )
 
     async def stop(self) -> None:
-        """Answer the publishes in progress, write queued data, close. `start` may be called
-        again."""
+        """Answer the publishes in progress, write queued data, and close. Afterwards `start` may be
+        called again."""
         server, self.server = self.server, None
         if server is not None:
             await server.drain()

@@ -17,7 +17,7 @@ def set_up(config: LogConfig) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(config.level.upper())
-    for noisy in ("asyncio", "uvicorn"):
+    for noisy in ("asyncio", "uvicorn"):  # only their warnings and errors are of interest
         logging.getLogger(noisy).setLevel(max(root.level, logging.WARNING))
 
 

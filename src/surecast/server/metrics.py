@@ -154,7 +154,7 @@ def _counters(server: RegionServer) -> Iterator[Family]:
         "surecast_messages", "messages handled", labels=["protocol", "message"]
     )
     happened = CounterMetricFamily(
-        "surecast_happened", "occurrences in the machines", labels=["what"]
+        "surecast_happened", "occurrences in the state machines", labels=["what"]
     )
     driver = CounterMetricFamily("surecast_runtime", "occurrences in the runtime", labels=["what"])
     unknown = CounterMetricFamily(
@@ -164,11 +164,13 @@ def _counters(server: RegionServer) -> Iterator[Family]:
     for node in server.nodes:
         by_tag.update(node.unknown.by_tag)
         for what, count in sorted(node.counters.items()):
+            # If there are two nodes, the first is the replica and the second is its witness.
             driver.add_metric([f"{what}" if node is server.nodes[0] else f"witness_{what}"], count)
+        # A replica's state machine is composed of layers, a witness's is not.
         layers: Any = getattr(node.machine, "layers", {"": node.machine})
         counters = next(iter(layers.values())).counters  # all layers of a node share one Counter
         for what, count in sorted(counters.items()):
-            if "/" in what:
+            if "/" in what:  # "protocol/message": the number of handled messages of this type
                 handled.add_metric(what.split("/", 1), count)
             else:
                 happened.add_metric([what], count)

@@ -55,6 +55,7 @@ def parse_slices(body: bytes, lines_max: int) -> Iterator[list[Pair]]:
 
 
 def parse_line(line: bytes) -> Pair:
+    """The event in a line; a missing value is published as empty. Raises UsageError."""
     try:
         fields = _decoder.decode(line)
     except (msgspec.DecodeError, RecursionError) as problem:
@@ -82,6 +83,7 @@ def as_json(name: str, data: bytes | None) -> dict[str, str | None]:
 
 
 def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
+    """The bytes of the field `name` or its base64 form; None if there is neither, or it is null."""
     coded = f"{name}_base64"
     if coded in fields:
         if name in fields:

@@ -100,12 +100,13 @@ def open_store(config: ServerConfig, part: str) -> Store:
 
 
 def replica_node(config: ServerConfig, inside: Node | None = None) -> Node:
-    """The node of this region's replica. `inside` is the witness if it runs in this process; it
-    must be listening already."""
+    """The node of this region's replica. `inside` is the node of the witness if that runs in this
+    process; it must be listening already."""
     store = open_store(config, "log")
     args = replica_args(config, config.deployment)
 
     def make(ctx: NodeContext) -> Machine:
+        # Called by the node (below) when it starts; it is listening then.
         assert node.address is not None
         host, port = parse_address(config.region.replicas[config.name])
         if port:
@@ -157,8 +158,11 @@ def _node(
     args: dict[str, Any],
     listen: str,
 ) -> Node:
+    """A node whose state machine `factory` builds. A replay builds it from `build`, the name of a
+    function in BUILDS, and `args`."""
     codec = Codec(message_types(), config.limits)
-    # The node's random numbers, such as ids of new streams, derive from it. So it must not repeat.
+    # The node's random numbers, such as ids of new streams, are drawn from this seed. So no two
+    # starts may have the same.
     seed = secrets.token_hex(16)
     try:
         recorder = None
@@ -208,8 +212,9 @@ def _recorder(
     modes.make_folder(folder)
     path = recording_path(folder, name, store.incarnation)
     number = 1
-    # The name has the number of the start. It exists if the data folder was replaced by an older
-    # copy, because that also has an older number.
+    # The file's name contains the number of this start (`store.incarnation`), which is counted in
+    # the data folder. If that folder was replaced by an older copy, a number is used again, and a
+    # file of this name may exist.
     while path.exists():
         number += 1
         path = path.with_name(f"{path.stem.partition('~')[0]}~{number}.rec")

@@ -42,8 +42,8 @@ OCTETS: Final = "application/octet-stream"
 
 
 class StreamList(msgspec.Struct):
-    streams: list[StreamStatus]
-    total: int
+    streams: list[StreamStatus]  # at most http.streams_max
+    total: int  # of all streams, including those not listed
 
 
 class Problem(msgspec.Struct):
@@ -54,14 +54,14 @@ class Problem(msgspec.Struct):
 
 class Ready(msgspec.Struct):
     ready: bool
-    reasons: list[str]
+    reasons: list[str]  # why clients should not use this node; empty if it is ready
 
 
 class Published(msgspec.Struct):
     """The positions of the published events, as half-open runs."""
 
     stream: str
-    seqs: list[tuple[int, int]]
+    seqs: list[tuple[int, int]]  # (first position, position after the last) of each run
 
 
 class SubscriptionList(msgspec.Struct):
@@ -86,11 +86,11 @@ class Deleted(msgspec.Struct):
 
 
 class Alive(msgspec.Struct):
-    status: str
+    status: str  # "alive"
 
 
 class Done(msgspec.Struct):
-    done: str
+    done: str  # what was done, in words
 
 
 ANSWERS: Final = (
@@ -170,7 +170,9 @@ _RANGE: Final = tuple(
     for name, what in (("lo", "the first position"), ("hi", "the position after the last"))
 )
 _FORCE: Final = Parameter(
-    "force", "also if a client reads under the name: it is fenced", {"enum": ["true", "false"]}
+    "force",
+    "true: do it even if a client is reading under the name; that client gets the error Fenced",
+    {"enum": ["true", "false"]},
 )
 _SURE: Final = Parameter(
     CONFIRM, "confirms that history is lost permanently", {"const": "true"}, required=True
@@ -178,6 +180,7 @@ _SURE: Final = Parameter(
 
 
 def _refused(*codes: int) -> dict[int, Any]:
+    """The answers with these status codes: all are errors."""
     return dict.fromkeys(codes, Problem)
 
 
@@ -281,7 +284,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "/v1/admin/refound",
         "refound",
-        "for an operator: no other member of the chain will come back, continue with this one",
+        "for an operator who knows that no other member of the chain will come back: continue the "
+        "chain with this replica alone",
         {202: Done, **_refused(400, 401, 403, 404, 409, 503)},
         "POST",
         query=(_SURE,),
@@ -289,7 +293,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "/v1/admin/force-new-stream",
         "force",
-        "for an operator: drop a stream's history and begin again",
+        "for an operator: give up a stream's history, and begin the stream again at position 1",
         {202: Done, **_refused(400, 401, 403, 404, 409, 503)},
         "POST",
         query=(Parameter("stream", "its name", required=True), _SURE),

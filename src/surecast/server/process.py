@@ -30,7 +30,9 @@ __all__ = ["prepare", "serve"]
 log = logging.getLogger("surecast.server")
 
 LOOK_S = 0.2  # interval between checks of the alarms
-LASTS = 3  # an alarm is logged at its third check, because alarms during a start are often short
+# An alarm is logged when this number of checks in succession has found it, because many alarms
+# during a start are over after a moment.
+CHECKS_BEFORE_LOG = 3
 
 
 def prepare(config: ServerConfig) -> None:
@@ -64,7 +66,8 @@ class _ServerProcess:
         self.stop_requested = asyncio.Event()
         self.signals = 0
         self.ready = False
-        self.raised: dict[tuple[str, str], int] = {}  # alarm → number of checks it has lasted
+        # Alarm, as (code, first part of its text) → the number of checks that have found it.
+        self.raised: dict[tuple[str, str], int] = {}
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -94,7 +97,8 @@ class _ServerProcess:
             log.info("%s: draining; a second signal ends it at once", self.config.name)
             self.server.draining = True
             if self.http is not None:
-                # Before the replica drains and refuses publishes that HTTP clients have sent.
+                # First of all, because a draining replica refuses publishes, and HTTP clients have
+                # sent some that are in progress.
                 await self.http.publishing.close()
             await self.server.drain()
         else:
@@ -145,11 +149,12 @@ class _ServerProcess:
             codes = {code for code, _ in now}
             for key in [key for key in self.raised if key not in now]:
                 lasted = self.raised.pop(key)
-                if lasted >= LASTS and key[0] not in codes:
-                    log.info("%s: over: %s", self.config.name, key[0])
+                # The log says that an alarm is over only if no other alarm has the same code.
+                if lasted >= CHECKS_BEFORE_LOG and key[0] not in codes:
+                    log.info("%s: this alarm is over: %s", self.config.name, key[0])
             for key, alarm in now.items():
                 lasted = self.raised[key] = self.raised.get(key, 0) + 1
-                if lasted == LASTS and alarm.code != "in-memory":
+                if lasted == CHECKS_BEFORE_LOG and alarm.code != "in-memory":
                     text = f"{alarm.code}: {alarm.what}. {alarm.means} {alarm.todo}"
                     log.warning("%s: %s", self.config.name, text)
             await asyncio.sleep(LOOK_S)

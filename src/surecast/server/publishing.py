@@ -57,12 +57,15 @@ class Publishing:
         self.server = server
         self._endpoint: Endpoint | None = None
         self._closed = False
-        self._making = asyncio.Lock()
+        self._making = asyncio.Lock()  # held while the endpoint is being opened
 
     async def publish(
         self, name: str, body: bytes, lines: bool, key: str | None, spec: StreamSpec
     ) -> list[tuple[int, int]]:
         """Publish the events of a request; returns their positions as half-open runs.
+
+        If `lines` is true, each line of the body is an event (ndjson.py). Otherwise the whole body
+        is the value of one event, with the key `key`.
 
         A stream that does not exist is created with `spec`; an existing one must agree with it.
         """

@@ -37,7 +37,7 @@ INTRO = """\
 `surecast serve FILE` reads one TOML file. The quickest way to get such files is `surecast up`,
 which writes them for a deployment on one machine (`out/up/config`). `surecast serve FILE
 --check-config` shows what a file means, and checks that it can run on this machine: free ports, a
-data folder that can be written. Exit code 0 or 2.
+data folder that can be written. The exit code is 0 if there is no problem, otherwise 2.
 
 Later sources override earlier ones:
 
@@ -96,9 +96,9 @@ OWNERS = """\
 
 `"prefix" = "region"`. The longest prefix of whole words decides: with `"orders.eu" = "west"`, west
 owns `orders.eu` and `orders.eu.paris`, but not `orders.europe`. `""` is the default and is required
-if there is more than one region. The table must be the same in all regions: they compare it,
-raise `owners-differ` and create no streams until it is. Publishes to a stream that another region
-owns are forwarded to it. A change of this table has no effect on existing streams.
+if there is more than one region. The table must be the same in all regions: they compare it. While
+it differs, they raise the alarm `owners-differ` and create no streams. Publishes to a stream that
+another region owns are forwarded to it. A change of this table has no effect on existing streams.
 """
 
 ALARMS = """\
@@ -206,6 +206,7 @@ def page() -> str:
     parts = [INTRO]
     for section in order:
         cls = classes[section]
+        # The sections below this one, such as "mesh" of "sprinkler", have tables of their own.
         below = {name.rpartition(".")[2] for name in classes if name.rpartition(".")[0] == section}
         rows = _rows(cls, derived.get(section, set()) | below)
         title = TITLES.get(section) or _title(cls)

@@ -33,10 +33,10 @@ class RegionServer:
         self.config = config
         # The roles of the replica (`core.roles`); their observers read the state of its layers.
         self.roles: list[Role] = list(roles().values())
-        self.replica: Node | None = None
+        self.replica: Node | None = None  # None: this process has none, or it has not started
         self.witness: Node | None = None
         self.draining = False
-        self.started_ns = time.time_ns()
+        self.started_ns = time.time_ns()  # of this process, by the wall clock
 
     async def start(self) -> None:
         if not self.config.is_witness:

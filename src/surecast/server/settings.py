@@ -48,6 +48,7 @@ def load_config(
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Name of a variable → a document with the one key that it sets, sorted by name."""
     found = {}
     for name in sorted(environ):
         if name.startswith(PREFIX) and "__" in name:
@@ -95,8 +96,11 @@ def _nested(words: list[str], text: str) -> dict[str, Any]:
 
 
 def _value(words: list[str], text: str) -> Any:
-    """The value that `text` has in TOML. It is `text` itself if that is not valid TOML, or if the
-    key's type is text and `text` without quotes would be another type, such as a number."""
+    """The value that `text` has in TOML, for the key that consists of `words`.
+
+    It is `text` itself if that is not valid TOML, or if the key's type is text and `text` without
+    quotes would be another type, such as a number.
+    """
     cls = sections().get(".".join(words[:-1]))
     wanted = get_type_hints(cls).get(words[-1]) if cls is not None else None
     try:

@@ -60,7 +60,7 @@ class LinkStatus(msgspec.Struct):
     node: str
     region: str
     up: bool
-    queued_bytes: int
+    queued_bytes: int  # waiting to be sent in this session
 
 
 class StreamStatus(msgspec.Struct, kw_only=True):
@@ -86,8 +86,8 @@ class StreamStatus(msgspec.Struct, kw_only=True):
     lag: int  # positions that another region has and this one does not
     subscribers: int  # readers that this replica serves
     quarantined: str = ""  # why part of its log on this replica cannot be read; "": it can
-    recovering: bool = False
-    details: dict[str, Any] = {}  # further values of its delivery
+    recovering: bool = False  # the region owns it, lost events, and fetches them from others
+    details: dict[str, Any] = {}  # further values that its delivery reports
 
 
 class Status(msgspec.Struct):
@@ -100,11 +100,11 @@ class Status(msgspec.Struct):
     links: list[LinkStatus]
     regions: list[RegionStatus]
     streams: list[StreamStatus]
-    streams_total: int
+    streams_total: int  # all streams; `streams` may list fewer
     subscriptions: list[SubscriptionInfo]  # at most streams.cursors_shown_max
     subscriptions_total: int
-    sessions: int
-    queued_bytes: int
+    sessions: int  # sessions that are up, with nodes and clients
+    queued_bytes: int  # waiting to be sent, in all sessions
     alarms: list[Alarm]
     roles: dict[str, Any]  # further values of the replica's roles, by the role's name
 
@@ -209,6 +209,7 @@ def _links(server: RegionServer) -> list[LinkStatus]:
 
 def _queued_bytes(session: Session) -> int:
     connection = session.connection if session.state is UP else None
+    # Bytes that were given to asyncio, and that the system has not accepted yet.
     written = connection.transport.get_write_buffer_size() if connection is not None else 0
     return session.queued + session.after_bytes + written
 
@@ -248,7 +249,7 @@ def _stream(server: RegionServer, stream: StreamState) -> StreamStatus:
     subscribers, recovering = 0, False
     fields: dict[str, Any] = {}
     for role in server.roles:
-        if role.delivery in ("", info.delivery):
+        if role.delivery in ("", info.delivery):  # "": it is not the role of a delivery
             status = dict(role.observer.stream(server.layers, info.stream_id))
             regions |= status.pop("regions", {})
             subscribers += status.pop("subscribers", 0)

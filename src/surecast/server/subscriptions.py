@@ -24,13 +24,14 @@ from surecast.server.region import RegionServer
 
 __all__ = ["HttpSubscriptions"]
 
+# The HTTP status for each kind of error.
 STATUS: Final[list[tuple[type[SurecastError], int]]] = [
     (UnknownSubscription, 404),
     (SubscriptionInUse, 409),
     (UsageError, 400),
 ]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_TIME_NS_MAX: Final = (1 << 62) - 1
+_TIME_NS_MAX: Final = (1 << 62) - 1  # nanoseconds since 1970: a time in the year 2116
 
 
 class HttpSubscriptions:
@@ -41,6 +42,8 @@ class HttpSubscriptions:
         self._publishing = publishing
 
     async def page(self, query: QueryParams) -> SubscriptionList:
+        """A page of the list. `after` and `next` have the form NAME/STREAM, where STREAM is the id
+        of a stream in hex: the page begins after this stream of this subscription."""
         name, _, stream = query.get("after", "").partition("/")
         try:
             after = name, bytes.fromhex(stream)
@@ -82,6 +85,7 @@ class HttpSubscriptions:
     async def _ends(self, pattern: str) -> list[tuple[StreamInfo, int]]:
         """The streams whose names match `pattern`, each with its committed end."""
         service = self._server.streams
+        # A name may have belonged to streams that are deleted; `named` returns the existing one.
         return [
             (stream.info, service.committed_end(stream.info.stream_id))
             for stream in service.streams.values()

@@ -16,7 +16,7 @@ from surecast.errors import StorageError
 from surecast.storage.folder import Damaged, Paths
 from surecast.storage.segment_file import INDEX_ENTRY, Mapped
 
-__all__ = ["Checked", "Progress", "check_segments", "is_there"]
+__all__ = ["Checked", "Progress", "check_segments", "not_checked"]
 
 _BUFFER_BYTES: Final = 1 << 20
 _THREADS_MAX: Final = 4
@@ -28,9 +28,9 @@ Progress = Callable[[int, int], None]  # bytes read, bytes in all
 class Checked(NamedTuple):
     """The result of checking a segment's file."""
 
-    missing: bool
-    problem: Damaged | None  # the checksum of header, directory or footer does not match
-    runs: dict[int, str]  # damaged runs, with the part that does not match: "index" or "frames"
+    missing: bool  # there is no such file
+    problem: Damaged | None  # set if header, directory or footer are damaged; `runs` is empty then
+    runs: dict[int, str]  # by index of each damaged run: the damaged part, "index" or "frames"
 
 
 class _Counter:
@@ -66,8 +66,8 @@ def check_segments(
         return dict(zip(numbers, checked, strict=True))
 
 
-def is_there(folder: Paths, number: int) -> Checked:
-    """A result for a file that is not read: it only says whether the file exists."""
+def not_checked(folder: Paths, number: int) -> Checked:
+    """The result for a file that is not read: it states only whether the file exists."""
     return Checked(not folder.segment(number).exists(), None, {})
 
 
@@ -102,6 +102,7 @@ def _check(folder: Paths, number: int, counter: _Counter) -> Checked:
 def _read_ahead(file: int) -> None:
     """Read the parts of the file that `Mapped` reads through a memory map. An unreadable sector
     raises an error here; through the map it would end the process with a signal."""
+    # Header and footer have 32 bytes each. The footer begins with the offset of the directory.
     size = os.fstat(file).st_size
     footer = os.pread(file, 32, max(size - 32, 0))
     os.pread(file, 32, 0)
@@ -117,7 +118,7 @@ def _check_file(sums: "_Sums", mapped: Mapped) -> Checked:
         if sums.of(run.at, run.nbytes) != run.crc:
             runs[number] = "frames"
         if sums.of(run.index_at, INDEX_ENTRY * run.batches) != run.index_crc:
-            runs[number] = "index"
+            runs[number] = "index"  # even if frames are damaged: they cannot be found by the index
     return Checked(False, None, runs)
 
 

@@ -21,15 +21,15 @@ class StorageConfig:
     """`[storage]` in TOML."""
 
     sync: Literal["data", "none"] = "data"  # "none": a power cut may lose acknowledged events
-    journal_bytes_max: int = 64 << 20  # at this size its batches move to segments; bounds memory
-    backlog_bytes_max: int = 256 << 20  # all journals not moved yet; above it, writes wait
+    journal_bytes_max: int = 64 << 20  # at this size, its batches move to segments; bounds memory
+    backlog_bytes_max: int = 256 << 20  # journals not yet moved to segments; above it, writes wait
     segment_bytes_max: int = 256 << 20  # size of a segment file; a larger move writes several files
-    queue_bytes_max: int = 256 << 20  # data waiting to be written; above it, writes fail as if full
+    queue_bytes_max: int = 256 << 20  # bytes waiting to be written; above it, writes fail
     inline_bytes_max: int = 1 << 20  # compaction results up to this size go to the journal
     run_bytes_min: int = 1 << 20  # a log's adjacent parts in segments are joined up to this size
     maps_max: int = 256  # segments mapped at a time, which also limits open files
     memory_bytes_max: int = 4 << 30  # memory of a node without data folder; above it, writes fail
-    check: Literal["all", "none"] = "all"  # at start; "none": damage is found when data is read
+    check: Literal["all", "none"] = "all"  # segments read at start; "none": damage shows at reads
     group_read: bool = False  # the folder's group may read it, for Spark executors of another user
 
     @property

@@ -24,7 +24,7 @@ from surecast.storage.segment_file import Mapped, Numbers
 
 __all__ = ["Extent", "Segment", "Shelf"]
 
-_LOOK_AHEAD: Final = 64  # entries of an index converted at a time
+_LOOK_AHEAD: Final = 64  # entries of an index that are converted to Python integers at a time
 
 
 class Shelf:
@@ -32,7 +32,7 @@ class Shelf:
 
     def __init__(self, folder: Paths, maps_max: int) -> None:
         self.folder = folder
-        self.gone: deque[int] = deque()  # numbers of segments without references
+        self.gone: deque[int] = deque()  # numbers of segments that no extent refers to any more
         self._maps_max = maps_max
         self._segments: WeakValueDictionary[int, Segment] = WeakValueDictionary()
         self._maps: OrderedDict[int, Mapped] = OrderedDict()
@@ -56,7 +56,7 @@ class Shelf:
             return mapped
 
     def take_gone(self) -> list[int]:
-        """The numbers of segments that may be removed."""
+        """Numbers of segments whose files may be removed; each is returned once."""
         taken = []
         while self.gone:
             number = self.gone.popleft()
@@ -90,10 +90,10 @@ class Extent:
         self, segment: Segment, run: int, lo: int, hi: int, nbytes: int, time_max: int
     ) -> None:
         self.segment = segment
-        self.run = run
+        self.run = run  # index of the run in the segment
         self.lo = lo
         self.hi = hi
-        self.nbytes = nbytes
+        self.nbytes = nbytes  # size of its frames
         self.time_max = time_max  # no batch of this extent has a later time
 
     def __repr__(self) -> str:
@@ -152,12 +152,14 @@ class Extent:
         return count, live, int(times[some].min()), int(times[some].max())
 
     def _index(self) -> tuple[Mapped, Numbers, Numbers, Numbers, Numbers]:
+        """The mapped segment, and the first position, offset, time and number of rows of each batch
+        of the run."""
         mapped = self.segment.shelf.mapped(self.segment.number)
         return mapped, *mapped.index(mapped.run(self.run), self.run)
 
     def _places(self, los: Numbers, lo: int, hi: int) -> tuple[int, int]:
-        """The half-open range of the run's batches, by index, that have a position in both
-        [lo, hi) and this extent."""
+        """The batches with a position in both [lo, hi) and this extent: the index of the first one
+        in the run, and the index after the last one."""
         lo, hi = max(lo, self.lo), min(hi, self.hi)
         if lo >= hi:
             return 0, 0

@@ -1,10 +1,10 @@
 """The directory of a store: its lock, the names of its files, and durable changes to it.
 
     lock                 held by the process that uses the directory
-    journal-0000000001   effects, in their order
-    segment-0000000001   batches that have left the journal
+    journal-0000000001   the newest writes (appends, truncates, saved states), in order
+    segment-0000000001   batches that were moved from a journal
     manifest             which segments make up each log, and which journal follows
-    ends                 how much of the journal is acknowledged
+    ends                 how much of the journal was reported as written, and must not get lost
 
 Every change of the directory is a single call of a function of `os`, so that tests can let any of
 these calls fail, or simulate a crash right after it.
@@ -27,6 +27,7 @@ __all__ = ["FULL", "Damaged", "Folder", "Paths", "is_later", "write_all"]
 
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room; a later write may succeed
 _WRITE_BUFFERS_MAX: Final = 512  # in one writev; the system's limit is 1024
+# Kind and number of a journal or segment.
 _NAME: Final = re.compile(r"(journal|segment)-(\d{10,19})")
 
 
@@ -37,8 +38,9 @@ class Damaged(StorageError):
 def is_later(opening: bytes, magic: bytes) -> bool:
     """Whether a file that begins with `opening` seems to be of a later version of the format.
 
-    The last byte of every magic number is the version of the format. Flipped bits could also
-    explain a difference; callers exclude that before they call this function.
+    The last byte of a magic number is the version of the format. There are no earlier versions, so
+    any other value is taken for a later one. A flipped bit could also explain a difference; callers
+    exclude that by checksums before they call this function.
     """
     return opening[:3] == magic[:3] and len(opening) >= 4 and opening[:4] != magic
 
@@ -76,7 +78,7 @@ class Folder(Paths):
     def __init__(self, path: str | os.PathLike[str], config: StorageConfig | None = None) -> None:
         super().__init__(path)
         config = config or StorageConfig()
-        self.file_mode = config.file_mode
+        self.file_mode = config.file_mode  # permissions of all files that are created
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
             _make(self.path, config.folder_mode)
@@ -95,7 +97,7 @@ class Folder(Paths):
         with suppress(OSError):  # only for error messages: must not fail on a full disk
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
-        # The files may have been created by an earlier version, or with another `group_read`.
+        # Existing files may have other modes: from an earlier version, or another `group_read`.
         modes.set_mode(self.path, config.folder_mode)
         for old in (self.manifest, *self._files("journal"), *self._files("segment")):
             modes.set_mode(old, self.file_mode)
@@ -112,6 +114,7 @@ class Folder(Paths):
 
 
 def sync_directory(path: Path) -> None:
+    """Make the directory's entries durable: which files it contains, and their names."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -129,7 +132,7 @@ def _make(path: Path, mode: int) -> None:
 
 
 def write_all(file: int, buffers: list[Buffer]) -> tuple[int, OSError | None]:
-    """Write all buffers. Returns how many bytes were written, and the error if not all."""
+    """Write all buffers. Returns how many bytes were written, and the error if any."""
     written = 0
     try:
         for at in range(0, len(buffers), _WRITE_BUFFERS_MAX):

@@ -4,7 +4,7 @@ The header of a frame contains the length of the frame. So reading continues at 
 only the body of a frame is damaged. If a header is damaged, the next frame has to be searched for.
 The search could also find bytes inside an event that look like a frame. Therefore, if it is known
 where the frames end, an offset is accepted only if an unbroken sequence of frames leads from there
-to exactly that end.
+to exactly that end. Frames begin at multiples of 8.
 """
 
 from collections.abc import Iterator
@@ -23,11 +23,11 @@ _CHUNK: Final = 1 << 20  # bytes searched at a time
 class Lost(NamedTuple):
     """One or more frames that cannot be read."""
 
-    at: int
-    log: bytes  # empty, and `lo` and `hi` 0, if the header cannot be read
-    lo: int
+    at: int  # offset of the first of them
+    log: bytes  # b"", with `lo` = `hi` = 0, if the header cannot be read
+    lo: int  # the positions [lo, hi) are lost
     hi: int
-    why: str
+    why: str  # why it cannot be read
 
 
 def read_frame(view: memoryview, at: int, end: int) -> tuple[Batch, int]:
@@ -37,16 +37,16 @@ def read_frame(view: memoryview, at: int, end: int) -> tuple[Batch, int]:
 
 
 def walk(view: memoryview, at: int, end: int, closed: bool) -> Iterator[tuple[int, Batch | Lost]]:
-    """The offset and content of each frame between two offsets. `closed`: `end` is exactly the end
-    of the last frame; otherwise other data may follow the frames."""
+    """The offset and content of each frame between two offsets. `closed` states that the last frame
+    ends exactly at `end`; otherwise other data may follow the frames."""
     while at < end:
         start = at
         try:
             batch, at = read_frame(view, start, end)
             yield start, batch
         except PeerError as problem:
-            at, lost = _behind(view, start, end, str(problem))
-            if not at:
+            at, lost = _damaged(view, start, end, str(problem))
+            if not at:  # the header is damaged, too
                 at = _resume(view, start + 8, end, closed)
             yield start, lost
 
@@ -54,6 +54,7 @@ def walk(view: memoryview, at: int, end: int, closed: bool) -> Iterator[tuple[in
 def find(view: memoryview, what: bytes, at: int, end: int) -> Iterator[int]:
     """The offsets from `at` on, multiples of 8, at which `what` is found."""
     while at < end:
+        # The chunks overlap, so that `what` is also found across the end of a chunk.
         chunk = bytes(view[at : min(at + _CHUNK + len(what) - 1, end)])
         place = chunk.find(what)
         while place >= 0:
@@ -63,7 +64,7 @@ def find(view: memoryview, what: bytes, at: int, end: int) -> Iterator[int]:
         at += _CHUNK
 
 
-def _behind(view: memoryview, at: int, end: int, why: str) -> tuple[int, Lost]:
+def _damaged(view: memoryview, at: int, end: int, why: str) -> tuple[int, Lost]:
     """Where the damaged frame at `at` ends according to its header, and the `Lost` to report.
     The end is 0 if the header is damaged, too."""
     try:

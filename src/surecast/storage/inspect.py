@@ -26,7 +26,7 @@ from surecast.storage.recovery import Replay
 
 __all__ = ["Holdings", "StreamInfo", "Verdict", "batches", "info", "verify"]
 
-_MAPS_MAX = 16
+_MAPS_MAX = 16  # segments mapped at a time
 _READ_BYTES: Final = 1 << 20  # bytes of a log that are read at a time
 
 
@@ -44,7 +44,7 @@ class StreamInfo:
     nbytes: int = 0
     journal_bytes: int = 0  # part of `nbytes` that has not moved to segments yet
     unreadable: int = 0  # positions that are neither live nor void, but damaged here
-    segments: int = 0
+    segments: int = 0  # number of segments that contain a part of the log
     deleted: bool = False  # the stream was deleted: the log has an End event
     time_first_ns: int | None = None
     time_last_ns: int | None = None
@@ -67,11 +67,11 @@ class Holdings:
     lives: int  # how often the node was started
     streams: list[StreamInfo]
     states: dict[str, int]  # name → bytes
-    segments: int
+    segments: int  # number of files
     segment_bytes: int
-    journals: int
+    journals: int  # number of files
     journal_bytes: int
-    torn_bytes: int
+    torn_bytes: int  # at the end of the last journal: left by a crash, not damage
     problems: list[str]  # damage, as `verify` reports it
 
 
@@ -79,18 +79,18 @@ class Holdings:
 class Verdict:
     """The result of `verify`: what was read, and the problems."""
 
-    segments: int = 0
-    journals: int = 0
-    records: int = 0
-    nbytes: int = 0
-    torn_bytes: int = 0  # at the end of the last journal: the effect of a crash, not damage
+    segments: int = 0  # number of files
+    journals: int = 0  # number of files
+    records: int = 0  # records of journals, and batches in segments
+    nbytes: int = 0  # total size of these files
+    torn_bytes: int = 0  # at the end of the last journal: left by a crash, not damage
     problems: list[str] = field(default_factory=list)
 
 
 def info(
     path: str | os.PathLike[str], policies: Mapping[LogId, Policy] = MappingProxyType({})
 ) -> Holdings:
-    """What a directory holds. Raises StorageError if it is no store, or of a later version.
+    """What a directory holds. Raises StorageError if it is not a store, or of a later version.
 
     `policies` gives the retention with which each stream was created. A log that is not in
     `policies` has no retention: each of its entries counts as live.
@@ -124,7 +124,7 @@ def batches(path: str | os.PathLike[str], log: LogId) -> list[Batch]:
     disk = _played(path, "none", _silent)[1].disk
     readable: list[Batch] = []
     at = 1
-    for lo, hi in [*disk.holes(log), (disk.end(log), 0)]:
+    for lo, hi in [*disk.holes(log), (disk.end(log), 0)]:  # at last, the range after all holes
         readable += disk.read(log, at, lo, 1 << 62)
         at = hi
     return readable
@@ -176,10 +176,10 @@ def _stream(pieces: list[Batch | Extent | Hole], log: LogId) -> StreamInfo:
 
 
 def _count(stream: StreamInfo, disk: Disk, policy: Policy) -> str:
-    """Count live and void positions by the stream's rules. Returns the log's problem, or "".
+    """Count live and void positions by the stream's retention. Returns the log's problem, or "".
 
-    For the rules, unreadable positions count as void, so that the rules apply to all others. They
-    are subtracted from the result.
+    The retention rules need every position, so unreadable positions are passed to them as void.
+    They are subtracted from the result.
     """
     index = RetentionIndex(policy)
 
@@ -191,7 +191,10 @@ def _count(stream: StreamInfo, disk: Disk, policy: Policy) -> str:
         for batch in read(1, stream.end):
             index.feed(batch, read)
     except (PeerError, ValueError) as error:
-        problem = f"{stream.log.hex()}: no rule applies from position {index.end:,} on: {error}"
+        problem = (
+            f"{stream.log.hex()}: the retention rules cannot be applied from position "
+            f"{index.end:,} on: {error}"
+        )
     holes = sum(min(hi, index.end) - lo for lo, hi in disk.holes(stream.log) if lo < index.end)
     stream.deleted = index.ended > 0
     counts = index.counts()
@@ -205,7 +208,7 @@ def _count(stream: StreamInfo, disk: Disk, policy: Policy) -> str:
 
 def _read(disk: Disk, log: LogId, lo: int, hi: int) -> Iterator[Batch]:
     """The batches of [lo, hi), with a void batch for each unreadable range."""
-    for first, last in [*disk.holes(log), (hi, hi)]:
+    for first, last in [*disk.holes(log), (hi, hi)]:  # at last, the range after all holes
         upto = min(first, hi)
         if lo < upto:
             yield from read_through(disk, log, lo, upto, _READ_BYTES)

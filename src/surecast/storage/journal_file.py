@@ -1,12 +1,13 @@
-"""One file of the journal, and the mark: how much of the journal is acknowledged.
+"""One file of the journal, and the mark: how many bytes of the journal must not get lost.
 
 The journal is a sequence of files; `JournalFile` writes the current one for journal_writer.py. It
 never ends in a torn record, and `JournalFile` tracks how much of it is on disk. After each group of
 records it also raises the *mark*, which is stored outside the journal.
 
 The journal alone does not show whether its last records were lost or never written. So the mark
-(the file `ends`) records which journal file is written to, and how many of its bytes have been
-acknowledged. A journal that is shorter is damaged.
+(the file `ends`) records which journal file is written to, and how many of its bytes are
+*acknowledged*: the store has reported their records as stored. A journal that is shorter is
+damaged. (A record of the kind MARK is something else, see `JournalFile.mark`.)
 
 The mark is written in place after every group of records, without a sync of its own:
 
@@ -19,8 +20,10 @@ The mark is written in place after every group of records, without a sync of its
 
 The mark is synced when a store is opened or closed and when the journal continues in a new file.
 
-    slot        at 0 and at 4096, written alternately, so that a torn write leaves the older one:
-                magic, format, number of writes, journal, size, incarnation, CRC-32, 4 zeros
+The file has two slots, at 0 and at 4096. They are written alternately, so that a torn write leaves
+the older slot intact:
+
+    slot        magic, format, number of writes, journal, size, incarnation, CRC-32, 4 zeros
 
 `format` is the version of everything in the folder that has no version of its own, such as records
 and states. If a later version of Surecast writes data that this version would misread, it first
@@ -51,7 +54,7 @@ _FIELDS: Final = struct.Struct("<4sIQQQQ")
 _CRC: Final = struct.Struct("<I4x")
 _SLOT_SIZE: Final = _FIELDS.size + _CRC.size
 _STRIDE: Final = 4096  # no sector holds both slots
-FORMAT: Final = 0  # of the whole folder
+FORMAT: Final = 0  # the version of the whole folder's format
 
 
 class JournalFile:
@@ -60,10 +63,10 @@ class JournalFile:
     def __init__(self, folder: Folder, number: int, durable: bool, marks: "MarkFile") -> None:
         self.folder = folder
         self.number = number
-        self.size = 0
+        self.size = 0  # if the file is not new, `cut` sets it
         self.has_effects = True  # False: it has no records other than MARK
-        self._synced = 0
-        self._durable = durable
+        self._synced = 0  # bytes known to be on disk
+        self._durable = durable  # `sync = "data"`
         self._marks = marks
         self._claimed = 0  # acknowledged bytes of this file, as the mark records them
         self._marked = False  # whether the last record is a MARK
@@ -87,12 +90,15 @@ class JournalFile:
         self.abandon()
 
     def cut(self, size: int) -> None:
+        """Remove torn records, which begin at `size`. Called before the first
+        `append`."""
         os.ftruncate(self._file, size)
         self.size = size
         self._synced = min(self._synced, size)
 
     def append(self, records: list[Record]) -> tuple[int, OSError | None]:
-        """Write records. Returns how many were written completely, and the error if not all."""
+        """Write records. Returns how many were written completely, and the error if any. An
+        incomplete record is cut off."""
         if self._broken is not None:
             return 0, self._broken
         buffers: list[Buffer] = []
@@ -157,13 +163,13 @@ class JournalFile:
         self._synced = self.size
 
     def mark(self) -> None:
-        """Append a MARK record, which states the synced size.
+        """Append a record of kind MARK, whose head states the synced size.
 
         Called when nothing else is waiting to be written. With this record, the next opening knows
         that all records before it were on disk.
         """
         if not self._marked and self._durable:
-            before = self.has_effects
+            before = self.has_effects  # `append` sets it
             self.append([number_record(MARK, 0)])
             self.has_effects = before
             self._marked = True
@@ -220,7 +226,7 @@ class EndsMark(NamedTuple):
     incarnation: int  # the number of the node's current run
 
 
-NEW: Final = EndsMark(2, 1, 0, 0)  # the mark of a store without any record
+NEW: Final = EndsMark(2, 1, 0, 0)  # the mark of a store without any record; in both slots
 
 
 def read_mark(path: Path) -> EndsMark | None:
@@ -244,7 +250,7 @@ def read_mark(path: Path) -> EndsMark | None:
         )
     marks = [mark for _, mark in slots]
     if marks:
-        return max(marks)
+        return max(marks)  # the newest: `writes` is compared first
     if is_later(data[:4], _MAGIC) and is_later(data[_STRIDE : _STRIDE + 4], _MAGIC):
         raise StorageError(
             f"{path} was written by a later version of Surecast: it starts with {data[:4]!r}"
@@ -253,7 +259,7 @@ def read_mark(path: Path) -> EndsMark | None:
 
 
 def _decode(slot: bytes) -> tuple[int, EndsMark] | None:
-    """The format, and the mark."""
+    """The format and the mark in a slot; None if the slot is not valid."""
     if len(slot) < _SLOT_SIZE or slot[:4] != _MAGIC:
         return None
     if _CRC.pack(crc32(slot[: _FIELDS.size])) != slot[_FIELDS.size :]:
@@ -271,7 +277,7 @@ class MarkFile:
         self.incarnation = last.incarnation if last is not None else 0
         self._path = folder.ends
         self._writes = last.writes if last is not None else 0
-        self._failed = False
+        self._failed = False  # whether a failure was logged
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._file = open_file(self._path, flags, folder.file_mode)

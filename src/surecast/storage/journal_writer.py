@@ -1,4 +1,4 @@
-"""The thread that writes the journal: all queued records, then one sync (group commit).
+"""The thread that writes the journal: it writes all queued records, then syncs (group commit).
 
 While the thread writes and syncs, the store (segments.py) queues further records. If a record
 cannot be written, it fails together with all records after it. The thread then waits until the
@@ -6,8 +6,8 @@ store has undone the changes in memory and calls `resume`. A failed sync is fina
 known what is on disk afterwards.
 
 The content of journals is also in memory until it has moved to segments. If moves fall behind by
-`backlog_bytes_max`, the thread waits for the move under way. This delays the answers, so machines
-acknowledge later and clients send less: memory stays bounded.
+`backlog_bytes_max`, the thread waits for the move under way. This delays the answers, so the node
+acknowledges events later and clients send less: memory stays bounded.
 """
 
 import errno
@@ -27,16 +27,16 @@ log = logging.getLogger("surecast.storage")
 
 
 class Entry:
-    """An effect on its way to the journal."""
+    """A storage operation (effect) on its way to the journal."""
 
     __slots__ = ("after", "answer", "before", "effect", "record")
 
     def __init__(
         self, effect: Any, record: Record | None, answer: Any, before: int, after: int
     ) -> None:
-        self.effect = effect
+        self.effect = effect  # None: the store itself writes the record
         self.record = record  # None: nothing to write; the answer still has its place in the order
-        self.answer = answer
+        self.answer = answer  # if the record is written; None: no answer is expected
         self.before = before  # `disk.written` before and after the change
         self.after = after
 
@@ -57,19 +57,19 @@ class JournalWriter:
         self.pending_bytes = 0  # queued, or being written
         self._backlog_bytes_max = backlog_bytes_max
         self._sealed_bytes = sealed_bytes  # size of complete journals that have not moved
-        self._leaving: int | None = None  # part of it that is being moved; None: no move
+        self._leaving: int | None = None  # part of `_sealed_bytes` being moved; None: no move
         self._file = file
         self._wake = wake
         self._on_rotated = on_rotated  # called with the new file's number, or the error
         self._work = threading.Condition()  # guards the fields below and `pending_bytes`
         self._queue: list[Item] = []
         self._done: Done = []
-        self._failed = False
+        self._failed = False  # from a failed write until `resume`
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
-    # ------------------------------------------------------------ the owner's side
+    # ------------------------------------------------------------ called by the store
 
     @property
     def size(self) -> int:
@@ -128,7 +128,7 @@ class JournalWriter:
         self._thread.join()
         self._file.close()
 
-    # ------------------------------------------------------------ the thread's side
+    # ------------------------------------------------------------ inside the thread
 
     def _run(self) -> None:
         while True:
@@ -179,7 +179,8 @@ class JournalWriter:
         return done + self._write(entries, done)
 
     def _write(self, entries: list[Entry], before: Done) -> Done:
-        if before and before[-1][1]:
+        """Write and sync entries; `before` are the results of earlier entries of the group."""
+        if before and before[-1][1]:  # these have failed: so do all later entries
             return [(entry, before[-1][1]) for entry in entries]
         records = [entry.record for entry in entries if entry.record is not None]
         whole, reason = len(records), ""
@@ -192,7 +193,7 @@ class JournalWriter:
             whole, reason = 0, "io"
         out: Done = []
         for entry in entries:
-            whole -= entry.record is not None
+            whole -= entry.record is not None  # below 0: this record was not written completely
             out.append((entry, reason if whole < 0 else ""))
         return out
 

@@ -30,18 +30,19 @@ __all__ = ["Extents", "Holes", "Manifest", "UncertainError", "read_manifest", "w
 _HEAD: Final = struct.Struct("<4sIQ")
 _MAGIC: Final = b"SCM\xf1"
 
-# Segment, index of the run in the segment, lo, hi, nbytes, time_max
+# The extents of a log: number of the segment, index of the run in the segment, lo, hi, nbytes,
+# time_max (fields of `extents.Extent`)
 Extents = list[tuple[int, int, int, int, int, int]]
-# lo, hi, the reason why it cannot be read
+# The holes of a log: lo, hi, the reason why these positions cannot be read
 Holes = list[tuple[int, int, str]]
 
 
 class Manifest(msgspec.Struct, array_like=True):
-    journal: int = 1  # the first to be replayed
-    incarnation: int = 0
+    journal: int = 1  # number of the first journal to replay
+    incarnation: int = 0  # number of the node's run that wrote the manifest; 0: none did
     segment_next: int = 1  # the number of the next segment; none is used twice
     logs: dict[LogId, Extents] = {}
-    states: list[tuple[str, bytes]] = []
+    states: list[tuple[str, bytes]] = []  # names and values
     holes: dict[LogId, Holes] = {}
     scopes: dict[LogId, int] = {}  # the layers that logs belong to (`core.compose`), if known
 

@@ -1,8 +1,9 @@
-"""The disk of a simulated node: logs and small states, and the effect of crashes on them.
+"""The disk of a simulated node: logs and small states, and what crashes do to them.
 
-A `MemoryDisk` is what a machine can read of its disk (`core.types.Disk`): everything written so
-far. A real node uses the subclass `SegmentDisk`. The driver performs the writes and decides when to
-sync; nothing here uses a clock.
+A state machine (the logic of a node) reads its disk through `core.types.Disk`, which `MemoryDisk`
+implements: it sees everything written so far. A real node uses the subclass `SegmentDisk`. The
+driver, which runs the state machine, performs the writes and decides when to sync; nothing here
+uses a clock.
 
 **Crashes.** For changes that are not synced yet, the disk keeps a list of undo records, oldest
 first: one for each appended batch, truncate, compaction and saved state. `sync` drops these
@@ -14,12 +15,12 @@ never undoes a synced write.
 that cannot be read). A SegmentDisk also has extents, which stand for many batches in a file.
 
 **Compactions** remove void (obsolete) events from a range of a log. A compaction is registered
-first (`ask`) and changes the log later (`show`), when the driver gives its answer to the machine.
-It is dropped if a truncate or an undone write changes its range in between.
+first (`ask`) and changes the log later (`show`), when the driver gives the answer to the state
+machine. It is dropped if a truncate or an undone write changes its range in between.
 
-**Recordings.** A refused or undone write leaves the disk different from what the machine's effects
-say. The recorder of a node needs to know such differences and fetches them with `take_notes`. It
-sets `watcher`, which is called before a compaction makes a difference invisible.
+**Recordings.** A recording of a node contains what its state machine asked the driver to write. If
+a write is refused or undone, the disk differs from that. The recorder fetches such differences with
+`take_notes`. It sets `watcher`, which is called before a compaction makes a difference invisible.
 """
 
 from bisect import bisect_left, bisect_right
@@ -73,7 +74,7 @@ class Log:
         self.name = name
         self.starts: list[int] = []
         self.pieces: list[Any] = []
-        self.end = 1
+        self.end = 1  # the position after the last one
         self.scope = 0  # number of the layer that the log belongs to (`core.compose`); 0: not known
 
     def replace(self, first: int, last: int, pieces: Sequence[Any]) -> list[Any]:
@@ -97,8 +98,8 @@ class MemoryDisk:
     """Implements `core.types.Disk`, and for the driver append, truncate, compact, save, sync."""
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
-        self.capacity_bytes = capacity_bytes
-        self.nbytes = 0
+        self.capacity_bytes = capacity_bytes  # None: unlimited
+        self.nbytes = 0  # size of all pieces and states
         self.failing = ""  # "full" or "io": writes fail for this reason; "": they succeed
         self._logs: dict[LogId, Log] = {}
         self._states: dict[str, bytes] = {}
@@ -106,13 +107,13 @@ class MemoryDisk:
         self._forgotten = 0  # number of undo records dropped by `sync` so far
         self._asked: list[Compact] = []  # compactions not shown yet
         self._holed = False  # whether logs may have holes
-        # What differs from the effects of the machine since the last `take_notes`: logs, with the
-        # first position that differs, and states.
+        # Where the disk differs from what the state machine asked to write, since the last
+        # `take_notes`: logs, with the first position that differs, and names of states.
         self._odd_logs: dict[LogId, int] = {}
         self._odd_states: dict[str, None] = {}
         self.watcher: Callable[[], None] | None = None  # called before a compaction is shown
 
-    # ------------------------------------------------------------ what machines read
+    # ------------------------------------------------------------ what state machines read
 
     def logs(self) -> list[LogId]:
         return [name for name, log in self._logs.items() if log.pieces]
@@ -402,8 +403,8 @@ class MemoryDisk:
         return bool(self._odd_logs or self._odd_states)
 
     def take_notes(self) -> tuple[dict[LogId, int], list[str]]:
-        """Logs (with the first position) and states that differ from what the machine's effects
-        say, because writes were refused or undone since the last call."""
+        """Logs (with the first position that differs) and states that are not as the state machine
+        asked to write them, because writes were refused or undone since the last call."""
         logs, self._odd_logs = self._odd_logs, {}
         states, self._odd_states = list(self._odd_states), {}
         return logs, states

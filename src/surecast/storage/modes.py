@@ -29,7 +29,7 @@ GROUP_FOLDER: Final = 0o750
 
 
 def open_file(path: str | os.PathLike[str], flags: int, mode: int = FILE) -> int:
-    """Like `os.open`, but a file that already exists gets the permissions `mode`, too."""
+    """Like `os.open`, but also sets the permissions of a file that already exists to `mode`."""
     file = os.open(path, flags, mode)
     with suppress(OSError):
         current = stat.S_IMODE(os.fstat(file).st_mode)
@@ -39,12 +39,12 @@ def open_file(path: str | os.PathLike[str], flags: int, mode: int = FILE) -> int
 
 
 def opener(path: str, flags: int) -> int:
-    """The `opener` argument of `open`: the file gets mode 0600."""
+    """For the parameter `opener` of `open`: the file gets the mode 0600."""
     return open_file(path, flags)
 
 
 def make_folder(path: Path, mode: int = FOLDER) -> None:
-    """Create a folder and its missing parents, all with `mode`."""
+    """Create a folder and its missing parents, all with `mode`. Existing ones keep theirs."""
     if not path.is_dir():
         make_folder(path.parent, mode)
         path.mkdir(mode, exist_ok=True)

@@ -14,7 +14,8 @@ of batches if it is small, otherwise an extent in a new segment. The store (segm
 result into the log and records it in the journal.
 
 If a step fails, everything stays as it was; new files are removed, at the latest by the next
-opening. The code runs in the store's background thread and does not change what machines read.
+opening. The code runs in the store's background thread. It does not change what state machines
+read.
 """
 
 import logging
@@ -40,18 +41,19 @@ __all__ = ["Job", "Mover", "Snapshot"]
 
 log = logging.getLogger("surecast.storage")
 
+# Called after each slice of work, so that other threads can run; may raise to stop the work.
 BetweenSlices = Callable[[], None]
 
-_TAKEN_ALONG: Final = 4  # old bytes that a move may rewrite, in multiples of journal_bytes_max
+_REWRITE_RATIO: Final = 4  # bytes of old extents a move may rewrite, per journal_bytes_max
 
 
 class Snapshot(NamedTuple):
     """The content of a store at the moment when a new journal file begins."""
 
-    logs: dict[LogId, list[Any]]  # the pieces of logs that changed since the last move
+    logs: dict[LogId, list[Any]]  # all pieces of the logs that changed since the last move
     states: list[tuple[str, bytes]]
     incarnation: int
-    held: list[Extent]  # extents that records of the journals before refer to
+    held: list[Extent]  # extents that records of older journals refer to; keeps their files
     scopes: dict[LogId, int]  # the layers that `logs` belong to, if known (`core.compose`)
 
 
@@ -72,20 +74,20 @@ class Mover:
         config: StorageConfig,
         manifest: Manifest,
     ) -> None:
-        self.moves = 0
+        self.moves = 0  # number of successful moves
         self._folder = folder
         self._shelf = shelf
         self._config = config
         self._segment_next = manifest.segment_next
-        self._journal = manifest.journal
+        self._journal = manifest.journal  # older ones are not needed any more
         self._logs: dict[LogId, list[Any]] = {}  # extents and holes, as the manifest has them
         self.scopes = dict(manifest.scopes)
         self._certain = True  # whether it is known which manifest is on disk
         self._live: dict[int, int] = {}  # bytes of each segment that the manifest refers to
-        self._sizes: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}  # sizes of segments' files, by number
 
     def load(self, logs: dict[LogId, list[Any]]) -> None:
-        """The pieces of each log as the manifest has them."""
+        """Set the pieces of each log, as the manifest on disk has them."""
         self._logs = logs
         for pieces in logs.values():
             self._count(pieces, 1)
@@ -99,10 +101,10 @@ class Mover:
         manifest. Returns the new groups of each log."""
         self.scopes.update(snapshot.scopes)
         try:
-            written = self._write(self._plan(snapshot, thrifty=True), between_slices)
+            written = self._write(self._plan(snapshot, rewrite_old=True), between_slices)
         except StorageError as problem:  # an old extent that should be rewritten cannot be read
             log.error("%s; it is not rewritten", problem)
-            written = self._write(self._plan(snapshot, thrifty=False), between_slices)
+            written = self._write(self._plan(snapshot, rewrite_old=False), between_slices)
         after = {name: pieces for name, pieces in self._logs.items() if name not in snapshot.logs}
         after.update({name: [g.extent for g in groups] for name, groups in written.items()})
         try:
@@ -124,18 +126,19 @@ class Mover:
         self.tidy()
         return [(name, [g for g in groups if g.is_new]) for name, groups in written.items()]
 
-    def _plan(self, snapshot: Snapshot, thrifty: bool) -> dict[LogId, list[Group]]:
-        """The groups of each log that changes. With `thrifty`, old extents are rewritten, too."""
+    def _plan(self, snapshot: Snapshot, rewrite_old: bool) -> dict[LogId, list[Group]]:
+        """The groups of each log that changes. With `rewrite_old`, old extents may be joined, and
+        those of mostly unused segments are rewritten."""
         config = self._config
         logs = {name: pieces for name, pieces in snapshot.logs.items() if pieces}
-        if not thrifty:
+        if not rewrite_old:
             return {name: groups_of(pieces, (), 0) for name, pieces in sorted(logs.items())}
         live = dict(self._live)
         for name, pieces in snapshot.logs.items():
             count(live, self._logs.get(name, ()), -1)
             count(live, pieces, 1)
         sizes = {number: self._size(number) for number in live}
-        left = _TAKEN_ALONG * config.journal_bytes_max
+        left = _REWRITE_RATIO * config.journal_bytes_max
         worn = worn_out(sizes, live, left)
         for number in worn:
             mapped = self._shelf.mapped(number)
@@ -234,6 +237,7 @@ class Mover:
         """Write batches to new segments and sync these. Consecutive batches of a log become one
         run. Returns the log and extent of each run."""
         with _Segments(self, lambda: None) as segments:
+            # One run for each pair (number, log); `item` is (number, log, batch).
             runs = groupby(_numbered(batches), lambda item: item[:2])
             made = [(n, segments.write(n, (item[2] for item in items))) for (_, n), items in runs]
             segments.finish()
@@ -267,7 +271,7 @@ def _numbered(
     """Number the batches so that consecutive batches of one log have the same number."""
     number, last, end = 0, b"", 0
     for name, batch in batches:
-        number += name != last or batch.lo != end
+        number += name != last or batch.lo != end  # a new run begins
         last, end = name, batch.hi
         yield number, name, batch
 

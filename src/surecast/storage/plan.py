@@ -1,6 +1,6 @@
 """Plans which batches of a log a move writes to a new segment; used by mover.py.
 
-A *move* brings the batches of the journal, which are still in memory, to a segment. A log consists
+A *move* writes the batches of the journal, which are still in memory, to a segment. A log consists
 of *pieces*: batches in memory, *extents* (consecutive batches in a segment) and *holes* (positions
 that cannot be read). The plan divides the pieces of a log into groups. Each group becomes, or
 already is, one extent.
@@ -9,10 +9,10 @@ Batches in memory are always written. An extent stays where it is, with two exce
 
 - Most bytes of its segment are not needed by any log. Then the extents that are still needed are
   written again, so that the segment's file can be removed.
-- The log has many small extents in a row. Eight extents of about the same size, and smaller ones
-  between them, are joined to an extent of the next size class, up to `run_bytes_min`. Size classes
-  differ by a factor of eight. So each byte is rewritten only a few times, and the number of extents
-  stays small compared with the size of the log.
+- The log has many small extents in a row. Size classes differ by a factor of eight: below 1 KiB,
+  below 8 KiB, and so on up to `run_bytes_min`. Eight adjacent extents of one class, and smaller
+  ones between them, are joined to one extent, which belongs to the next class. So each byte is
+  rewritten only a few times, and a log has few extents compared with its size.
 
 Holes stay as they are; nothing is joined across a hole.
 """
@@ -28,8 +28,8 @@ from surecast.storage.memory import Hole
 __all__ = ["Group", "count", "groups_of", "worn_out"]
 
 _FAN_IN: Final = 8  # extents of one size class that are joined to an extent of the next class
-_SIZE_MIN: Final = 1 << 10
-_LIVE_SHARE_MIN: Final = 0.5  # if a smaller share of a segment is needed, it is rewritten
+_SIZE_MIN: Final = 1 << 10  # extents below this size are the smallest class
+_LIVE_SHARE_MIN: Final = 0.5  # if logs need a smaller share of a segment, it is rewritten
 
 
 class Group(NamedTuple):
@@ -51,7 +51,10 @@ class Group(NamedTuple):
 
 
 def groups_of(pieces: Sequence[Any], worn: Iterable[int], run_bytes_min: int) -> list[Group]:
-    """Divide the pieces of a log into groups; groups without an extent have to be written."""
+    """Divide the pieces of a log into groups; groups without an extent have to be written.
+
+    The extents of the segments `worn` are rewritten. With `run_bytes_min` 0, none are joined.
+    """
     groups: list[Group] = []
     for is_hole, some in groupby(pieces, lambda piece: type(piece) is Hole):
         if is_hole:
@@ -62,6 +65,7 @@ def groups_of(pieces: Sequence[Any], worn: Iterable[int], run_bytes_min: int) ->
 
 
 def _groups_of(pieces: Sequence[Any], worn: Iterable[int], run_bytes_min: int) -> list[Group]:
+    # An item is a tuple of pieces that stay together: adjacent batches in memory, or one extent.
     items: list[tuple[Any, ...]] = []
     for in_memory, some in groupby(pieces, lambda piece: type(piece) is Batch):
         run = tuple(some)
@@ -82,7 +86,7 @@ def _groups_of(pieces: Sequence[Any], worn: Iterable[int], run_bytes_min: int) -
 
 def _joined(items: list[tuple[Any, ...]], run_bytes_min: int) -> list[tuple[Any, ...]]:
     """Join eight or more items in a row of one size class, beginning with the smallest class."""
-    least, size = 0, _SIZE_MIN
+    least, size = 0, _SIZE_MIN  # the bounds of the class: least <= bytes < size
     while size <= run_bytes_min:
         out: list[tuple[Any, ...]] = []
         for small, some in groupby(items, lambda item: _nbytes(item) < size):  # noqa: B023
@@ -99,7 +103,8 @@ def _nbytes(item: tuple[Any, ...]) -> int:
 
 
 def count(live: dict[int, int], pieces: Sequence[Any], sign: int) -> None:
-    """Add `sign` times the bytes of the extents among `pieces` to `live`, segment by segment."""
+    """Add (`sign` 1) or subtract (-1) the bytes of the extents among `pieces` in `live`, which has
+    the bytes of each segment that logs refer to."""
     for piece in pieces:
         if type(piece) is Extent:
             number = piece.segment.number

@@ -1,4 +1,4 @@
-"""The records of a journal: converts storage effects to bytes and bytes back to effects.
+"""The records of a journal: converts storage effects (`store.py`) to bytes, and back.
 
 A record consists of a 64-byte head and a payload, padded to a multiple of 8. The head's own
 checksum covers the head. A payload of batches consists of their frames, as on the wire, which have
@@ -9,11 +9,11 @@ A head identifies its place: the field `at` is the record's own offset, and the 
 is seeded with the number of the journal. So bytes inside a payload, or of another file, are not
 mistaken for a record.
 
-The field `synced` helps to distinguish damage from the effect of a crash. It states how many bytes
+The field `synced` helps to distinguish damage from what a crash leaves. It states how many bytes
 of the file were known to be on disk when the record was written. The mark (`journal_file.py`)
-states the same outside the file. If an invalid record is below such a number, it was once on disk,
-so it is damaged: reading continues after it (`DamagedRecord`). Otherwise it is a torn write that
-was not synced before a crash: the journal is cut off there.
+states the same outside the file. If an invalid record begins below such a number, it was once on
+disk, so it is damaged: reading continues after it (`DamagedRecord`). Otherwise it is a torn write
+that was not synced before a crash: the journal is cut off there.
 """
 
 import struct
@@ -47,7 +47,8 @@ __all__ = [
     "rewritten_record",
 ]
 
-# magic, kind, scope, count, payload_crc, payload_len, synced, at, log, head CRC, zeros
+# magic, kind, scope (the layer that writes), count (of batches), payload_crc, payload_len, synced,
+# at, log. Then follow the head's CRC and 4 zeros (`_CRC`).
 _HEAD: Final = struct.Struct("<4sB3sIIQQQ16s")
 _CRC: Final = struct.Struct("<I4x")
 _NUMBER: Final = struct.Struct("<Q")
@@ -58,14 +59,14 @@ APPEND: Final = 1
 TRUNCATE: Final = 2
 REWRITTEN: Final = 3
 SAVE: Final = 4
-LIFE: Final = 5  # a run of the node begins; the number is its incarnation
-MARK: Final = 6  # carries only its head's `synced`; the number is zero
+LIFE: Final = 5  # a run of the node begins; the payload is its number, the incarnation
+MARK: Final = 6  # written only for the field `synced` of its head; the payload is the number 0
 MOVED: Final = 7
-SEAL: Final = 8  # the last record of a journal that has a successor; the number is zero
+SEAL: Final = 8  # the last record of a journal that has a successor; the payload is the number 0
 
 _KINDS: Final = (APPEND, TRUNCATE, REWRITTEN, SAVE, LIFE, MARK, MOVED, SEAL)
 _NO_LOG: Final = bytes(16)
-_SEED: Final = 0xFFFFFFFF
+_UINT32: Final = 0xFFFFFFFF  # mask for 32 bits
 _EXTENTS: Final = msgspec.msgpack.Decoder(Extents)
 
 
@@ -87,15 +88,15 @@ class Moved(NamedTuple):
 class DamagedRecord(NamedTuple):
     """A record of a journal that cannot be read as written."""
 
-    at: int
+    at: int  # its offset
     why: str
-    kind: int  # 0: unknown, the head is damaged
-    log: LogId  # if the kind is known
+    kind: int  # 0: unknown, because the head is damaged
+    log: LogId  # valid if the kind is known
     frames: list[Batch | Lost]  # the readable and lost frames of its payload, in order
 
 
 class Record:
-    """A record for one effect. Its head is encoded when it is written, because only then it is
+    """A record to be written. Its head is encoded at the time of writing, because only then it is
     known how much of the journal is synced."""
 
     __slots__ = ("buffers", "count", "crc", "kind", "log", "nbytes", "scope")
@@ -112,10 +113,10 @@ class Record:
         self.kind = kind
         self.scope = scope
         self.log = log
-        self.buffers = buffers
+        self.buffers = buffers  # the payload
         self.nbytes = sum(map(len, buffers))
-        self.count = count
-        self.crc = crc
+        self.count = count  # number of batches; 0 for other payloads
+        self.crc = crc  # of the payload; 0 for batches, whose frames have checksums
 
     @property
     def size(self) -> int:
@@ -127,7 +128,7 @@ class Record:
         fields = _HEAD.pack(
             _MAGIC, self.kind, scope, self.count, self.crc, self.nbytes, synced, at, self.log
         )
-        head = fields + _CRC.pack(crc32(fields, journal & _SEED))
+        head = fields + _CRC.pack(crc32(fields, journal & _UINT32))
         padding = -self.nbytes % 8
         return [head, *self.buffers, bytes(padding)] if padding else [head, *self.buffers]
 
@@ -171,9 +172,11 @@ def _plain(kind: int, payload: bytes, log: LogId = _NO_LOG) -> Record:
 def read_records(data: memoryview, journal: int, sure: int) -> Iterator[tuple[int, Any]]:
     """Yield the end offset and the content of each record of a journal's file.
 
-    The content is an effect, Rewritten, Moved, (kind, number), or a DamagedRecord. Batches are
-    views into `data`. `sure` bytes of the file are known to have been on disk. Behind these, the
-    first invalid record ends the iteration, unless a later record shows that it was on disk, too.
+    The content is an effect, Rewritten, Moved, DamagedRecord, or (kind, number) for the kinds LIFE,
+    MARK and SEAL. Batches are views into `data`. `journal` is the number of the journal.
+
+    `sure` bytes of the file are known to have been on disk. After these bytes, the first invalid
+    record ends the iteration, unless a later record shows that it was on disk, too.
     Raises StorageError if the file is not a journal or was written by a later version.
     """
     _check_opening(data, journal, sure)
@@ -262,11 +265,12 @@ def _read_batches(data: memoryview, at: int, end: int, count: int) -> tuple[Batc
 
 
 def _read_head(data: Buffer, at: int, journal: int) -> tuple[Any, ...]:
+    """Kind, scope, count, payload_crc, payload_len, synced, at and log of the record at `at`."""
     if len(data) - at < HEAD_SIZE:
         raise PeerError(f"{len(data) - at} bytes where a record's head has {HEAD_SIZE}")
     magic, *fields = _HEAD.unpack_from(data, at)
     crc, zeros = struct.unpack_from("<II", data, at + _HEAD.size)
-    seed = journal & _SEED
+    seed = journal & _UINT32
     if magic != _MAGIC or zeros or crc != crc32(data[at : at + _HEAD.size], seed):
         raise PeerError("the head's checksum does not match")
     if fields[6] != at:
@@ -297,7 +301,7 @@ def _damaged(data: memoryview, at: int, journal: int, why: str) -> tuple[int, Da
 
 
 def _next_head(data: memoryview, at: int, journal: int) -> int:
-    """The offset of the next valid head, at `at` or above; the end of `data` if there is none."""
+    """The offset of the next valid head from `at` on; the end of `data` if there is none."""
     for place in find(data, _MAGIC, at, len(data)):
         with suppress(PeerError):
             _read_head(data, place, journal)

@@ -1,4 +1,4 @@
-"""Opening a store: reads the manifest, replays the journals, removes what a crash has left.
+"""Opening a store: reads the manifest, replays the journals, removes files left by a crash.
 
 segments.py calls `recover`; inspect.py uses `Replay`, which reads without changing anything. The
 whole folder is read and verified first. Damage never prevents opening: readable positions can be
@@ -101,6 +101,7 @@ def recover(folder: Folder, config: StorageConfig) -> Recovered:
     replay.disk.sync()
     damage = replay.damage()
     _log_damage(folder, damage)
+    # After a repair, no journal but the current one is left.
     sealed = [n for n in replay.ends if n != replay.current] if not replay.found else []
     return Recovered(
         replay.disk,
@@ -183,25 +184,25 @@ class Replay:
 
     def __init__(self, folder: Paths, shelf: Shelf) -> None:
         self.disk = SegmentDisk()
-        self.mark: EndsMark | None = None
-        self.manifest = Manifest()
-        self.manifest_logs: dict[LogId, list[Any]] = {}
-        self.found: list[str] = []  # the problems of files
+        self.mark: EndsMark | None = None  # None: the folder is new, or the mark is lost
+        self.manifest = Manifest()  # empty if there is none
+        self.manifest_logs: dict[LogId, list[Any]] = {}  # the logs before journals are replayed
+        self.found: list[str] = []  # descriptions of all problems of files
         self.lost: dict[str, None] = {}  # those problems that may have destroyed the newest changes
         self.held: list[Extent] = []  # extents that records refer to
-        self.cut_bytes = 0
+        self.cut_bytes = 0  # size of torn records at the ends of journals
         self.records = 0  # number of records in all journals
         self.ends: dict[int, int] = {}  # where the whole records of each journal end
-        self.empty: list[int] = []  # journals after the last one with records
+        self.empty: list[int] = []  # empty journals after the last one that was written
         self._folder = folder
         self._shelf = shelf
         self._salvage = Salvage(shelf)
         self._salvage.found = self.found
         self._journals = folder.numbers("journal")
         self._segments = folder.numbers("segment")
-        self._short: dict[LogId, str] = {}  # logs that may have had more positions: the reason
-        self._why = "records are missing"  # the latest problem of the journals
-        self._rebuild = False  # the manifest is lost
+        self._short: dict[LogId, str] = {}  # logs that may have had more positions, and why
+        self._why = "records are missing"  # the latest problem; the reason for holes found next
+        self._rebuild = False  # the manifest is lost: logs are rebuilt from the segments
         self._filling = False  # replayed records may be older than the content of the logs
         self._read_mark()
         self._read_manifest()
@@ -209,13 +210,14 @@ class Replay:
         if self.mark is not None:
             self.incarnation = max(self.incarnation, self.mark.incarnation)
         known = [*self._journals, self.manifest.journal, self.mark.journal if self.mark else 1]
-        self.next_journal = max(known) + 1
-        self.current = self.manifest.journal
+        self.next_journal = max(known) + 1  # a number that no journal has had
+        self.current = self.manifest.journal  # number of the journal that is continued
         after = [number + 1 for number in self._segments]
         self.manifest.segment_next = max([self.manifest.segment_next, *after])
 
     def run(self, check: str, mover: Mover | None, on_progress: Progress) -> None:
-        """Read everything; `check` as in `StorageConfig`."""
+        """Read all files. `check` is that of `StorageConfig`; without `mover`, batches from damaged
+        segments stay in memory."""
         self._salvage.mover = mover
         if check == "all":
             self._salvage.check(self._segments, on_progress)
@@ -244,7 +246,7 @@ class Replay:
     def damage(self) -> list[str]:
         """All holes, the reasons why the newest changes may be missing, and other problems of
         files."""
-        lines = dict(self._consequences())
+        lines = dict(self._consequences())  # each line with its reason
         whys = dict.fromkeys(lines.values())
         return [*lines, *dict.fromkeys(problem for problem in self.found if problem not in whys)]
 
@@ -267,12 +269,14 @@ class Replay:
         known = dict.fromkeys([*filter(None, before.split("\n")), *self.lost])
         return list(known)[:_REASONS_MAX]
 
-    def _find(self, problem: str) -> None:
-        if problem not in self.found[-1:]:
+    def _note(self, problem: str) -> None:
+        """Add a problem to `found`."""
+        if problem not in self.found[-1:]:  # one problem may affect many records in a row
             self.found.append(problem)
 
     def _lose(self, why: str) -> None:
-        self._find(why)
+        """Note a problem that may have destroyed the newest changes."""
+        self._note(why)
         self.lost[why] = None
 
     # ------------------------------------------------------------ mark and manifest
@@ -294,18 +298,21 @@ class Replay:
             self._lose(why)
 
     def _read_manifest(self) -> None:
+        """Read the manifest. If it is lost, decide to rebuild the logs from the segments."""
         path = self._folder.manifest
-        here = path.exists()
+        exists = path.exists()
         try:
             self.manifest = read_manifest(path)
         except Damaged as problem:
-            here = False
-            self._find(str(problem))
-        if here:
+            exists = False
+            self._note(str(problem))
+        if exists:
             return
         journals = self._journals
         if journals == list(range(1, len(journals) + 1)) and (journals or not self._segments):
-            return  # no manifest was needed yet: the journals hold everything
+            # The journals are complete from number 1 on, so they hold everything: the folder had no
+            # manifest yet.
+            return
         self._rebuild = True
         self._lose(f"{path} is lost: logs are rebuilt from segments, states may be old")
         if journals:
@@ -330,8 +337,9 @@ class Replay:
     # ------------------------------------------------------------ journals
 
     def _play_all(self) -> None:
+        """Replay all journals from the manifest's on; `written` is the last one with content."""
         folder, mark = self._folder, self.mark
-        first = due = self.manifest.journal
+        first = due = self.manifest.journal  # `due`: the number that the next journal must have
         present = [number for number in self._journals if number >= first]
         sizes = {number: _size(folder.journal(number)) for number in present}
         written = max([0, *(number for number in present if sizes[number])])
@@ -353,10 +361,11 @@ class Replay:
         if mark is None:
             if not present and not self._is_new:
                 self._missing(first, first + 1)
-        elif mark.journal >= due and mark[1:] != NEW[1:]:
+        elif mark.journal >= due and mark[1:] != NEW[1:]:  # all fields except `writes`
             self._missing(due, mark.journal + 1)
 
     def _missing(self, lo: int, hi: int) -> None:
+        """Note that the journals with numbers in [lo, hi) are missing."""
         last = f" to {self._folder.journal(hi - 1).name}" if hi > lo + 1 else ""
         self._why = f"{self._folder.journal(lo)}{last} is missing"
         self._lose(self._why)
@@ -369,7 +378,7 @@ class Replay:
         except OSError as problem:
             raise StorageError(f"cannot read {path}: {problem}") from problem
         claimed = self.mark.size if self.mark is not None and self.mark.journal == number else 0
-        end, kind = 0, 0
+        end, kind = 0, 0  # of the last record; kind 0: one that has no number
         records = read_records(data, number, max(claimed, len(data) if sealed else 0))
         while True:
             try:
@@ -396,6 +405,7 @@ class Replay:
             self._lose(self._why)
 
     def _redo(self, path: Path, record: Any) -> None:
+        """Apply a record (`records.read_records`) to the disk."""
         disk = self.disk
         if type(record) is tuple:
             kind, number = record
@@ -425,17 +435,19 @@ class Replay:
                         self._rewrite(record.log, [piece])
 
     def _redo_damaged(self, path: Path, record: DamagedRecord) -> None:
+        """Apply the readable part of a damaged record, and note what may be lost."""
         why = f"{path}: the record at offset {record.at:,} is damaged: {record.why}"
         self._why = why
-        self._find(why)
-        if record.kind in (0, SAVE, TRUNCATE):
+        self._note(why)
+        if record.kind in (0, SAVE, TRUNCATE):  # 0: it may have been one of these
             self._lose(why)
         elif record.kind == LIFE and self.mark is None:
-            self.incarnation += 1
-        if record.kind == APPEND and not record.frames:
+            self.incarnation += 1  # a run began here; its number cannot be read
+        if record.kind == APPEND and not record.frames:  # how many positions it had is unknown
             self._short[record.log] = why
         for frame in record.frames:
             if isinstance(frame, Batch):
+                # If the kind is unknown, the batch may be of an append or of a compaction.
                 name = record.log if record.kind else frame.stream_id
                 if self._filling or not record.kind:
                     self._fill(name, frame)
@@ -450,17 +462,18 @@ class Replay:
 
     def _lose_frame(self, name: LogId, frame: Lost) -> None:
         """Make a hole of an appended batch that cannot be read."""
-        if not frame.hi:
+        if not frame.hi:  # its positions are unknown
             self._short[name] = self._why
             return
         self._short.pop(name, None)
-        if frame.lo < self.disk.end(name):
+        if frame.lo < self.disk.end(name):  # only possible after a truncate, which is missing
             self._lost_truncate(name, frame.lo)
         self.disk.skip(name, frame.hi, self._why)
 
     # ------------------------------------------------------------ logs that have gaps
 
     def _append(self, name: LogId, batches: tuple[Batch, ...]) -> None:
+        """Replay an append. If it does not begin at the log's end, earlier records are missing."""
         disk = self.disk
         if batches[0].lo != disk.end(name):
             self._reach(name, batches[0].lo)
@@ -477,10 +490,12 @@ class Replay:
         self._change(name, lambda: self.disk.truncate(name, end))
 
     def _lost_truncate(self, name: LogId, lo: int) -> None:
+        """Truncate the log to `lo`, as a record that is missing must have done."""
         self._lose(f"log {name.hex()} was truncated to {lo:,} by a record that is lost")
         self._change(name, lambda: self.disk.truncate(name, lo))
 
     def _rewrite(self, name: LogId, pieces: list[Any]) -> None:
+        """Replace the positions of consecutive pieces by these pieces."""
         pieces = [own(piece) if type(piece) is Batch else piece for piece in pieces]
         lo, hi = pieces[0].lo, pieces[-1].hi
         self._reach(name, hi)
@@ -498,7 +513,7 @@ class Replay:
         """Extend the log to `end` with a hole, if the log ends below it."""
         if end > self.disk.end(name):
             self._why = self._short.get(name, self._why)
-            self._find(self._why)
+            self._note(self._why)
             self.disk.skip(name, end, self._why)
 
     def _change(self, name: LogId, change: Callable[[], None]) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from surecast.core.types import Batch, LogId
-from surecast.storage.check import Checked, Progress, check_segments, is_there
+from surecast.storage.check import Checked, Progress, check_segments, not_checked
 from surecast.storage.extents import Extent, Shelf
 from surecast.storage.folder import Damaged
 from surecast.storage.frames import walk
@@ -31,7 +31,10 @@ from surecast.storage.segment_file import FRAMES_AT, Mapped, Misplaced, Run, ope
 
 __all__ = ["Salvage"]
 
-Found = list[tuple[LogId, Any]]  # an extent or a batch each
+LogPieces = list[tuple[LogId, Any]]  # logs, each with an extent or a batch
+# An extent as it is in the manifest and the journal: number of the segment, index of the run in the
+# segment, lo, hi, nbytes, time_max.
+Row = tuple[int, int, int, int, int, int]
 
 
 class Salvage:
@@ -40,9 +43,10 @@ class Salvage:
         self.mover: Mover | None = None  # copies batches found without an index; None: no copies
         self._shelf = shelf
         self._folder = shelf.folder
-        self._checks: dict[int, Checked] = {}
-        self._copies: dict[tuple[int, int], dict[LogId, list[Any]]] = {}  # by segment and run
-        self._reported: dict[tuple[int, int], None] = {}  # by segment and run, or offset
+        self._checks: dict[int, Checked] = {}  # by number of the segment
+        # By segment and run (-1: the whole file): the pieces found without an index, by log.
+        self._copies: dict[tuple[int, int], dict[LogId, list[Any]]] = {}
+        self._reported: dict[tuple[int, int], None] = {}  # by segment, and run or offset (-1: file)
         self.scopes: dict[LogId, int] = {}  # the scopes of logs, as found in the segments
 
     def batches(self) -> int:
@@ -55,13 +59,14 @@ class Salvage:
         return count
 
     def check(self, numbers: list[int], on_progress: Progress) -> None:
+        """Check these segments completely. Segments that are not checked count as intact."""
         self._checks.update(check_segments(self._folder, numbers, on_progress))
 
     # ------------------------------------------------------------ an extent
 
-    def pieces(self, log: LogId, row: tuple[int, int, int, int, int, int]) -> list[Any]:
+    def pieces(self, log: LogId, row: Row) -> list[Any]:
         """Extents, batches and holes that cover exactly the positions of the row."""
-        number, place, lo, hi, *_ = row
+        number, place, lo, hi, *_ = row  # `place`: index of the run
         checked = self._checked(number)
         path = self._folder.segment(number)
         if checked.missing:
@@ -77,7 +82,7 @@ class Salvage:
         mapped = self._shelf.mapped(number)
         run = mapped.run(place) if place < mapped.runs else None
         if run is None or run.log != log or not run.lo <= lo < hi <= run.hi:
-            return [self._hole(number, lo, hi, f"{path} does not hold what it should")]
+            return [self._hole(number, lo, hi, f"{path} does not contain the run it should")]
         if place not in checked.runs:
             return [Extent(self._shelf.segment(number), *row[1:])]
         try:
@@ -87,20 +92,18 @@ class Salvage:
             return _covering(self._copy(number, place).get(log, []), lo, hi, str(problem))
         return self._by_index(mapped, run, row)
 
-    def _by_index(
-        self, mapped: Mapped, run: Run, row: tuple[int, int, int, int, int, int]
-    ) -> list[Any]:
+    def _by_index(self, mapped: Mapped, run: Run, row: Row) -> list[Any]:
         """The pieces of a row whose run has damaged frames: extents between these, and holes."""
         number, place, lo, hi, _, time_max = row
         los, offsets, *_ = mapped.index(run, place)
         first, last = (int(i) for i in np.searchsorted(los, (lo, hi), "left"))
         starts = [*los[first:last].tolist(), hi]
-        ends = [*offsets[first:last].tolist()]
+        ends = [*offsets[first:last].tolist()]  # offsets where frames end, and the next ones begin
         ends.append(int(offsets[last]) if last < run.batches else run.at + run.nbytes)
         pieces: list[Any] = []
         begin = 0  # index of the first batch after the last damaged one
 
-        def take(end: int) -> None:
+        def take(end: int) -> None:  # add an extent of the intact batches before index `end`
             if begin < end:
                 segment, nbytes = self._shelf.segment(number), ends[end] - ends[begin]
                 pieces.append(Extent(segment, place, starts[begin], starts[end], nbytes, time_max))
@@ -118,7 +121,7 @@ class Salvage:
 
     # ------------------------------------------------------------ a segment
 
-    def everything(self, number: int) -> Found:
+    def everything(self, number: int) -> LogPieces:
         """All readable pieces of a segment; used when there is no manifest."""
         self.force([number])
         checked = self._checked(number)
@@ -129,7 +132,7 @@ class Salvage:
             copies = self._copy(number, -1)
             return [(log, piece) for log, some in copies.items() for piece in some]
         mapped = self._shelf.mapped(number)
-        found: Found = []
+        readable: LogPieces = []
         for place in range(mapped.runs):
             run = mapped.run(place)
             if run.scope:
@@ -139,8 +142,8 @@ class Salvage:
                 time_max = int(mapped.index(run, place)[2].max())
             row = (number, place, run.lo, run.hi, run.nbytes, time_max)
             pieces = self.pieces(run.log, row)
-            found += [(run.log, piece) for piece in pieces if type(piece) is not Hole]
-        return found
+            readable += [(run.log, piece) for piece in pieces if type(piece) is not Hole]
+        return readable
 
     # ------------------------------------------------------------ inside
 
@@ -149,7 +152,7 @@ class Salvage:
         self.check([n for n in numbers if n not in self._checks], lambda done, total: None)
 
     def _checked(self, number: int) -> Checked:
-        return self._checks.get(number) or is_there(self._folder, number)
+        return self._checks.get(number) or not_checked(self._folder, number)
 
     def _copy(self, number: int, place: int) -> dict[LogId, list[Any]]:
         """The batches of a run (-1: of all runs) that are found without an index, by log."""
@@ -163,6 +166,7 @@ class Salvage:
         return copies
 
     def _walk(self, number: int, place: int) -> Iterator[tuple[LogId, Batch]]:
+        """Yield the readable batches of a run (-1: of all runs), each with its log."""
         if place < 0:
             view = open_map(self._folder.segment(number))
             at, end = FRAMES_AT, len(view)
@@ -170,21 +174,23 @@ class Salvage:
             mapped = self._shelf.mapped(number)
             run = mapped.run(place)
             view, at, end = mapped.view, run.at, run.at + run.nbytes
+        # A run ends with its last frame; in the file, indices follow after the last run.
         for offset, frame in walk(view, at, end, closed=place >= 0):
             if isinstance(frame, Batch):
                 yield frame.stream_id if place < 0 else run.log, frame
             elif frame.hi:  # 0: these bytes may not be a frame at all
-                self._report(number, offset, self._at(number, offset, frame.why))
+                self._report(number, offset, self._damage_at(number, offset, frame.why))
 
     def _hole(self, number: int, lo: int, hi: int, why: str) -> Hole:
         self._report(number, -1, why)
         return Hole(lo, hi, why)
 
-    def _at(self, number: int, offset: int, why: str) -> str:
+    def _damage_at(self, number: int, offset: int, why: str) -> str:
         path = self._folder.segment(number)
         return f"{path}: the record at offset {offset:,} is damaged: {why}"
 
     def _report(self, number: int, place: int, problem: str) -> None:
+        """Add a problem to `found`, once for each key of `_reported`."""
         if (number, place) not in self._reported:
             self._reported[number, place] = None
             self.found.append(problem)

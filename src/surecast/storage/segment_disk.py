@@ -1,4 +1,4 @@
-"""What machines read of a segment store: logs of batches in memory and extents in segments.
+"""The data of a segment store as state machines read it: batches in memory and in segments.
 
 A log is a list of *pieces*: batches, extents (consecutive batches in a segment, extents.py), and
 holes (positions that cannot be read).
@@ -14,14 +14,14 @@ from surecast.storage.memory import Hole, Log, MemoryDisk
 
 __all__ = ["SegmentDisk", "batches_of"]
 
-_PINS_RATIO: Final = 2  # a body may keep a buffer of up to this many times its size in memory
+_PINS_RATIO: Final = 2  # a larger buffer, as a multiple of the body's size, is not kept; see `own`
 
 
 class SegmentDisk(MemoryDisk):
     """A `MemoryDisk` most of whose batches are in segments, not in memory.
 
-    After the same changes it shows the same batches as a MemoryDisk. So if a change cuts an extent
-    inside a batch, the remaining part of this batch becomes a piece of its own.
+    After the same changes, it returns the same batches as a MemoryDisk. So if a change cuts an
+    extent inside a batch, the remaining part of this batch becomes a piece of its own.
     """
 
     def __init__(self) -> None:
@@ -97,8 +97,8 @@ class SegmentDisk(MemoryDisk):
         The caller may split a long list of pieces into several calls.
         """
         found = self._log(log)
-        index = max(bisect_right(found.starts, new.lo) - 1, 0)
-        at = 0
+        index = max(bisect_right(found.starts, new.lo) - 1, 0)  # of a piece of the log
+        at = 0  # index of the piece of `old` that is looked for in the log
         while index < len(found.pieces) and at < len(old):
             piece = found.pieces[index]
             if piece.lo < old[at].lo:
@@ -113,6 +113,7 @@ class SegmentDisk(MemoryDisk):
                     and found.pieces[index + count] is old[at + count]
                 ):
                     count += 1
+                # A part of `new` that an earlier call has put before this piece is joined.
                 lo, first = piece.lo, index
                 if index and _goes_on(found.pieces[index - 1], new, lo):
                     first = index - 1
@@ -142,7 +143,7 @@ class SegmentDisk(MemoryDisk):
     def _below(self, piece: Any, end: int) -> list[Any]:
         if type(piece) is not Extent:
             return super()._below(piece, end)
-        cut = piece.batch_at(end - 1)
+        cut = piece.batch_at(end - 1)  # the batch that contains the cut
         whole = [piece.clip(piece.lo, cut.lo)] if cut.lo > piece.lo else []
         if cut.hi == end:
             return [piece.clip(piece.lo, end)]
@@ -151,7 +152,7 @@ class SegmentDisk(MemoryDisk):
     def _above(self, piece: Any, lo: int) -> list[Any]:
         if type(piece) is not Extent:
             return super()._above(piece, lo)
-        cut = piece.batch_at(lo)
+        cut = piece.batch_at(lo)  # the batch that contains the cut
         if cut.lo == lo:
             return [piece.clip(lo, piece.hi)]
         whole = [piece.clip(cut.hi, piece.hi)] if cut.hi < piece.hi else []
@@ -173,8 +174,8 @@ def batches_of(
 ) -> list[Batch]:
     """The batches of [lo, hi), cut at lo and hi, from pieces that cover this range.
 
-    Stops after `nbytes_max` bytes, and before a hole. Raises `Unreadable` if the range begins with
-    a hole. `first` is the index of the piece to begin with.
+    Stops after the batch that exceeds `nbytes_max` bytes in total, and before a hole. Raises
+    `Unreadable` if the range begins with a hole. `first` is the index of the piece to begin with.
     """
     out: list[Batch] = []
     nbytes = 0

@@ -6,7 +6,7 @@ of one log; its frames are adjacent in the file.
 
     header      32 bytes: magic, number of the segment, CRC
     frames      the frames of all runs, one run after the other
-    indices     four columns for each run: first position, offset, time and rows of each batch
+    indices     for each run four columns: first position, offset, time, number of rows of a batch
     directory   72 bytes for each run: log, positions, where its frames and index are, CRCs, scope
     footer      32 bytes: where the directory is, CRCs, magic
 
@@ -39,9 +39,11 @@ from surecast.storage.modes import FILE, open_file
 __all__ = ["FRAMES_AT", "INDEX_ENTRY", "Mapped", "Misplaced", "Run", "SegmentWriter", "open_map"]
 
 _MAGIC: Final = b"SCS\xf1"
-_HEADER: Final = struct.Struct("<4s4xQ12xI")  # magic, number, CRC
+_HEADER: Final = struct.Struct("<4s4xQ12xI")  # magic, number of the segment, CRC of the header
 _RUN: Final = struct.Struct("<16sQQQQQIIII")  # the fields of Run
-_FOOTER: Final = struct.Struct("<QIIQ4sI")  # directory_at, runs, its CRC, size, magic, CRC
+# Offset of the directory, number of runs, CRC of the directory, size of the file, magic, CRC of the
+# footer.
+_FOOTER: Final = struct.Struct("<QIIQ4sI")
 _COLUMNS: Final = 4  # columns of an index
 _SLICE_BYTES: Final = 256 << 10  # a slice is written after this many bytes
 _SLICE_BATCHES: Final = 64  # or after this many batches
@@ -53,14 +55,14 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Misplaced(Damaged):
-    """The file belongs to another segment."""
+    """The header of the file has the number of another segment."""
 
 
 class Run(NamedTuple):
     """Batches of one log whose frames are adjacent in the file; also an entry of the directory."""
 
     log: LogId
-    lo: int
+    lo: int  # its positions are [lo, hi)
     hi: int
     at: int  # offset of its first frame
     nbytes: int  # size of its frames
@@ -78,17 +80,17 @@ class SegmentWriter:
         self, path: Path, number: int, between_slices: Callable[[], None], mode: int = FILE
     ) -> None:
         self.path = path
-        self.size = 0
-        self.runs: list[Run] = []
+        self.size = 0  # of the file so far, including what is in `_buffers`
+        self.runs: list[Run] = []  # complete runs; the fields of their indices are set by `finish`
         self._between_slices = between_slices  # called after each slice; may raise to stop the work
-        self._buffers: list[Buffer] = []
-        self._waiting = self._batches = 0
-        self._indices: list[tuple[array[int], ...]] = []
-        self._current: tuple[LogId, int, int] | None = None
+        self._buffers: list[Buffer] = []  # not written yet
+        self._waiting = self._batches = 0  # bytes and batches in `_buffers`
+        self._indices: list[tuple[array[int], ...]] = []  # the columns of each run's index
+        self._current: tuple[LogId, int, int] | None = None  # the open run: log, scope, offset
         self._crc = 0  # checksum of the frames of the current run so far
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = open_file(path, flags, mode)
-        head = _HEADER.pack(_MAGIC, number, 0)[:-4]
+        head = _HEADER.pack(_MAGIC, number, 0)[:-4]  # without the CRC
         self._put(head + struct.pack("<I", crc32(head)))
 
     def begin(self, log: LogId, scope: int = 0) -> int:
@@ -114,7 +116,7 @@ class SegmentWriter:
             self._flush()
 
     def end(self) -> tuple[int, int]:
-        """Close the run. Returns its size in bytes and the latest time of its batches."""
+        """Complete the run. Returns its size in bytes and the latest time of its batches."""
         if self._current is None:
             return 0, 0
         log, scope, at = self._current
@@ -139,7 +141,7 @@ class SegmentWriter:
         directory, at = b"".join(_RUN.pack(*run) for run in runs), self.size
         self._put(directory)
         fields = (at, len(runs), crc32(directory), at + len(directory) + _FOOTER.size, _MAGIC, 0)
-        footer = _FOOTER.pack(*fields)[:-4]
+        footer = _FOOTER.pack(*fields)[:-4]  # without the CRC
         self._put(footer + struct.pack("<I", crc32(footer)))
         self._flush()
         os.fsync(self._file)
@@ -162,7 +164,8 @@ class SegmentWriter:
 
 
 class Mapped:
-    """The memory map of a segment's file; parts are verified when they are first used."""
+    """The memory map of a segment's file. The constructor verifies header, directory and footer;
+    other parts are verified when they are used."""
 
     def __init__(self, path: Path, number: int) -> None:
         self.path = path
@@ -176,7 +179,7 @@ class Mapped:
         self.view = memoryview(self._map)
         self.size = len(self.view)
         self._check_header(number)
-        self._directory_at, self.runs = self._read_footer()
+        self._directory_at, self.runs = self._read_footer()  # `runs`: the number of runs
         self._checked = bytearray(self.runs)  # by run: 1 if the run's index was verified
 
     def run(self, number: int) -> Run:
@@ -185,7 +188,8 @@ class Mapped:
         return Run(*_RUN.unpack_from(self.view, self._directory_at + number * _RUN.size))
 
     def index(self, run: Run, number: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-        """First position, offset, time and rows of each batch."""
+        """First position, offset, time and number of rows of each batch of a run; `number` is the
+        run's index in the segment."""
         nbytes = INDEX_ENTRY * run.batches
         if not self._checked[number]:
             index = self.view[run.index_at : run.index_at + nbytes]

@@ -1,7 +1,8 @@
 """The store of a real node: a journal for new batches, segments for older ones.
 
-**Writing.** Machines see the change of a storage effect at once. The effect becomes a record of the
-journal; one thread writes all queued records in order and syncs once (`journal_writer.py`).
+**Writing.** State machines see the result of a storage operation (called an *effect*, `store.py`)
+at once. The operation becomes a record of the journal. One thread writes all queued records in
+order, syncs once, and only then are the operations answered (`journal_writer.py`).
 
 **Moving.** When the journal has grown to `journal_bytes_max`, it continues in a new file. A second
 thread then moves the batches of the old file to a segment (`mover.py`). From then on these batches
@@ -46,15 +47,15 @@ __all__ = ["SegmentStore"]
 
 log = logging.getLogger("surecast.storage")
 
-_TIDY: Final = "tidy"
+_TIDY: Final = "tidy"  # the name of the job that removes unused files
 _PIECES_AT_ONCE: Final = 2000  # released from memory per turn of the loop: about a millisecond
-_PIECES_A_GROUP: Final = 4  # the fixed cost of a group, as a number of pieces
-_RETRY_S: Final = 1.0  # between attempts to move because memory is full
+_PIECES_A_GROUP: Final = 4  # releasing a group costs as much as this many pieces, and its own
+_RETRY_S: Final = 1.0  # after a failed move, time until full memory may start another one
 # Pause between slices of work. Releasing the interpreter's lock alone is not enough: this thread
 # would take it again before the waiting thread is awake. Sleeping gives the other thread time.
 _PAUSE_S: Final = 0.0001
 
-Work = Callable[[Callable[[], None]], Any]  # its argument is to be called between slices
+Work = Callable[[Callable[[], None]], Any]  # a job; it calls its argument between slices of work
 
 
 class SegmentStore:
@@ -84,16 +85,18 @@ class SegmentStore:
         self.damage = recovered.damage  # what the opening found; lines for the operator
         self._shelf = recovered.shelf
         self._mover = recovered.mover
-        self._held = recovered.held  # extents that records of the journals refer to
+        # Extents that records of the journals refer to. They are kept here so that their segments
+        # are not removed while these journals may still be replayed.
+        self._held = recovered.held
         self._wake: Callable[[], None] = lambda: None
         self._owed: list[Truncate] = []  # could not be written; written before the next record
-        self._moving = False
-        self._retry_at = 0.0  # not before this time, a full memory starts another move
+        self._moving = False  # from the start of a move until its batches are released from memory
+        self._retry_at = 0.0  # full memory starts no move before this time (time.monotonic)
         self._moved: deque[tuple[LogId, Group]] = deque()  # already in segments, still in memory
         self._released = 0  # pieces of the first group of `_moved` that left memory
         self._dead_bytes = 0  # unused bytes of segments, from compactions since the last move
-        self._waiting: deque[Compact] = deque()  # one compaction at a time
-        self._job: Job | None = None
+        self._waiting: deque[Compact] = deque()  # compactions; only one runs at a time
+        self._job: Job | None = None  # the compaction that the background thread has
         self._ready: tuple[Any, list[Any]] | None = None  # token, result of a finished compaction
         self._answers: list[Any] = []  # answers to compactions, for the next `collect`
         self._closed = False
@@ -145,7 +148,7 @@ class SegmentStore:
         record = record_of(effect, self._limits)
         over = self._is_over(record.size)
         if over and not self._moving and time.monotonic() >= self._retry_at:
-            self._move()  # the last move failed; `_put` starts none while writes are refused
+            self._move()  # the last move failed, and `_put` starts none while writes are refused
         before = disk.written
         disk.failing = "full" if over else ""
         answer = apply(disk, effect)
@@ -171,7 +174,8 @@ class SegmentStore:
             self._move()
 
     def collect(self) -> list[Any]:
-        """The answers to give. After a failure, the failed changes are undone in memory first."""
+        """The answers for the driver. After a failed write, the failed changes are undone in memory
+        first."""
         done, dropped, stopped = self._journal.take()
         if stopped:
             self._set_back([entry for entry, why in done if why])
@@ -198,7 +202,7 @@ class SegmentStore:
                 self._owed.append(entry.effect)
 
     def _finish(self, what: Any, result: Any) -> None:
-        """Handle a result of the background thread."""
+        """Handle a result of the background thread; `what` is a Snapshot, a Job or _TIDY."""
         if type(what) is Snapshot:
             self._finish_move(what, result)
         elif type(what) is Job:
@@ -224,7 +228,8 @@ class SegmentStore:
         self._dead_bytes = 0
 
     def _on_rotated(self, snapshot: Snapshot, journal: int | OSError) -> None:
-        """Called in the journal's thread: start the move, or report that there is no new file."""
+        """Called in the journal's thread: start the move, or report why there is no new journal.
+        `journal` is the number of the new one."""
         if isinstance(journal, OSError):
             self._background.tell(snapshot, journal)
         else:
@@ -240,8 +245,8 @@ class SegmentStore:
         self._release()
 
     def _release(self) -> None:
-        """Replace moved batches in memory by extents. A call handles a limited number of pieces,
-        because a longer one would block the event loop; `_wake` leads to the next call."""
+        """Replace moved batches in memory by extents. One call handles a limited number of pieces,
+        so that it does not block the event loop; `_wake` leads to the next call."""
         budget = _PIECES_AT_ONCE
         while self._moved and budget > 0:
             name, group = self._moved[0]
@@ -262,7 +267,7 @@ class SegmentStore:
             self._move()
 
     def _not_moved(self, snapshot: Snapshot) -> None:
-        """Handle a failed move: its logs and extents belong to the next move."""
+        """Handle a failed move: the next move includes its logs and its extents in `held`."""
         self._moving = False
         self._retry_at = time.monotonic() + _RETRY_S
         self._journal.relieve(moved=False)
@@ -341,6 +346,8 @@ class SegmentStore:
 
 
 def _answers(done: Done) -> list[Any]:
+    """The answers to written or failed entries. An entry without a record was refused before, and
+    has its StoreFailed already."""
     answers = []
     for entry, why in done:
         answer = entry.answer

@@ -1,13 +1,16 @@
-"""The interface between a driver and its store, and the store that is only memory.
+"""The interface between a driver and its store, and a store that is only in memory.
 
-A driver (the simulator or the asyncio runtime) runs a machine and performs the storage effects
-that the machine returns, such as `Append`. It passes each effect to `Store.perform`, which returns
-at once. When effects are complete, the store calls `wake` (from any thread), and the driver fetches
-their answers with `collect`. Answers have the order of the effects, except those of compactions,
-which run in the background. Machines read the stored data through `disk`.
+A *state machine* is the logic of a node, without input and output. Its *driver* (the simulator or
+the asyncio runtime) performs what it requests. A request is called an *effect*; the effects for the
+store are Append, Truncate, Repair, Compact and SaveState (core/types.py).
+
+The driver passes each storage effect to `Store.perform`, which returns at once. When effects are
+complete, the store calls `wake` (from any thread), and the driver fetches their answers with
+`collect`. Answers have the order of the effects, except those of compactions, which run in the
+background. State machines read the stored data through `disk`.
 
 A compaction changes the log at a defined moment: when the driver calls `show` with the answer
-`Compacted`, just before it passes this answer to the machine.
+`Compacted`, just before it passes this answer to the state machine.
 """
 
 from collections.abc import Callable
@@ -43,7 +46,7 @@ class Store(Protocol):
 
     def collect(self) -> list[Any]: ...
 
-    def show(self, given: Compacted) -> None: ...
+    def show(self, given: Compacted) -> None: ...  # before the driver passes `given` on
 
     def close(self) -> None: ...
 
@@ -52,8 +55,8 @@ def apply(disk: MemoryDisk, effect: Any) -> Any:
     """Perform a storage effect on `disk`.
 
     Returns the answer to give once the change is durable (None for a Truncate, which has no
-    answer). A compaction is only registered here: `show` performs it later, and its answer must go
-    through `timely` first.
+    answer). A compaction is only registered here, and `MemoryDisk.show` performs it later. A
+    truncate may drop it before that; therefore its answer must go through `timely`.
     """
     try:
         if type(effect) is Append:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EarlySpark", "Latency", "agreed", "check_spark", "judged_by_both"]
 
+# The fields of an Audit (of Spark) and a Tally (of numpy) that must be equal.
 COUNTS = ("published", "acked", "delivered", "void", "lost", "duplicated", "misordered")
 CORES = 2  # of this machine, while servers and clients still run
 
@@ -77,6 +78,7 @@ class EarlySpark:
 def judged_by_both(
     spark: EarlySpark, trace: Path, tally: Tally, say: Say
 ) -> tuple[Tally, dict[str, Latency]]:
+    """Spark's verdict on the trace, compared with numpy's `tally`; and the latencies by region."""
     found = spark.audit(trace, say)
     return agreed(found, tally), found.regions
 
@@ -90,6 +92,8 @@ def agreed(found: Audit, tally: Tally) -> Tally:
         for name in COUNTS
         if (ours := getattr(found, name)) != (theirs := getattr(tally, name))
     ]
+    # If events are faulty, the two judges may count them differently; they need only agree that
+    # there are violations.
     if bool(found.violations) != bool(tally.violations) or (differ and found.sound):
         words = "; ".join([*differ, *tally.violations[:3]])
         verdict.violations.append(f"the judges disagree, Spark's and numpy's: {words}")

@@ -46,24 +46,27 @@ def keys_and_values(events: int, seed: int) -> tuple[bytes, bytes]:
 
 
 class Publishing(User):
-    """Publishes a number of events within a time, whenever `publish` is called."""
+    """The publisher. The demo's process calls `publish` in each step."""
 
     def __init__(self, url: str, path: Path, events: int, batch_rows: int, seed: int) -> None:
         super().__init__({"url": url, "stream": STREAM, "retain": "latest"})
         self.path, self.batch_rows = path, batch_rows
         keys, values = keys_and_values(events, seed)
+        # Keys and values of all events, each 8-byte string as a number (`numbers`).
         self.key, self.value = numbers(keys), numbers(values)
-        self.seq: Int64s = np.zeros(events, np.int64)
-        self.offered_ns: Int64s = np.zeros(events, np.int64)
-        self.offered = self.acked = 0
-        self.raw_bytes = 0  # of the batches that were offered
-        self.marks: list[tuple[int, int]] = []
+        self.seq: Int64s = np.zeros(events, np.int64)  # position of each event; 0: not acknowledged
+        self.offered_ns: Int64s = np.zeros(events, np.int64)  # when each event was sent
+        self.offered = self.acked = 0  # the number of events sent, and acknowledged
+        self.raw_bytes = 0  # size of the batches that were sent
+        self.marks: list[tuple[int, int]] = []  # (time in ns, number of acknowledged events)
         self._buffers = (pa.py_buffer(keys), pa.py_buffer(values))
         self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
+        # Calls of `publish` that are not carried out yet: (events, seconds).
         self._orders: asyncio.Queue[tuple[int, float]] = asyncio.Queue()
 
     def publish(self, events: int, seconds: float) -> None:
-        """Publish `events`, evenly distributed over `seconds`; 0: as fast as possible."""
+        """Publish the next `events` events, evenly distributed over `seconds`; 0: as fast as
+        possible. Returns at once."""
         self._orders.put_nowait((events, seconds))
 
     def status(self) -> dict[str, int]:
@@ -114,11 +117,13 @@ class Reading(User):
     def __init__(self, url: str, path: Path, mesh: bool, voids: bool) -> None:
         super().__init__({"url": url, "mesh": mesh})
         self.path = path
-        self.position = 1
-        self.malformed = 0
-        self.marks: list[tuple[int, int]] = []
-        self.parts: list[tuple[Any, ...]] = []  # columns: seq, time, key, value, time of delivery
-        self.events: list[tuple[Any, ...]] = []  # rows with the same fields
+        self.position = 1  # the next position to be read
+        self.malformed = 0  # events whose key or value does not have 8 bytes
+        self.marks: list[tuple[int, int]] = []  # (time in ns, position) at each call of `status`
+        # With batches: a tuple of five columns for each batch: seq, time in µs, key, value, time of
+        # delivery in ns. Event by event: a tuple of these five values for each event.
+        self.parts: list[tuple[Any, ...]] = []
+        self.events: list[tuple[Any, ...]] = []
         # Void ranges: (lo, hi, number of events delivered before).
         self.voids: list[tuple[int, int, int]] | None = [] if voids else None
 
@@ -129,7 +134,7 @@ class Reading(User):
     def save(self) -> None:
         rows = [list(column) for column in zip(*self.events, strict=True)] or [[] for _ in range(5)]
         single = [
-            numbers(b"".join(column)) if i in (2, 3) else np.array(column, np.int64)
+            numbers(b"".join(column)) if i in (2, 3) else np.array(column, np.int64)  # key, value
             for i, column in enumerate(rows)
         ]
         columns = zip(single, *self.parts, strict=True)  # either `events` or `parts` is empty

@@ -43,12 +43,19 @@ from surecast_lab.testing.workers import Workers
 
 __all__ = ["Demo", "DemoFailed", "run_demo"]
 
-REGIONS, REPLICAS, MESHED = 3, 2, 2
+REGIONS, REPLICAS = 3, 2  # the number of regions, and of replicas in each
+MESHED = 2  # mesh subscribers in each region
 OWNER, AWAY, THIRD = "east", "west", "north"
-SHARES = {"steady": 0.1, "cut": 0.1, "failover": 0.1, "away": 0.65}  # of the events; rest: last
-BATCH_ROWS, BATCHES_MIN = 500, 400  # small runs have smaller batches, so that there are enough
-PACED_S, LAST_S = 4.0, 2.0  # duration of publishing in a paced step, and in the last one
-KEPT_LOOKS = 50  # so often at most: until all regions report the same number of kept events
+# The share of the events that each step publishes; the step "last" publishes the rest.
+SHARES = {"steady": 0.1, "cut": 0.1, "failover": 0.1, "away": 0.65}
+# Events of a batch. Small runs have smaller batches, so that there are at least BATCHES_MIN.
+BATCH_ROWS, BATCHES_MIN = 500, 400
+# The duration of publishing in the steps "steady", "cut" and "failover", and in "last". In "away"
+# the publisher is as fast as possible.
+PACED_S, LAST_S = 4.0, 2.0
+# At the end the regions are asked how many events they keep, until all give the same number, but at
+# most this number of times.
+KEPT_LOOKS = 50
 DOWN_S = 2.0  # from the kill to the new start
 READY_S_MAX = 60.0
 STUCK_S = 60.0  # the demo fails after this time without progress
@@ -82,13 +89,13 @@ class Demo(msgspec.Struct):
 
     events: int
     seed: int
-    judge: str  # spark, numpy
+    judge: str  # "spark" (and numpy must agree), or "numpy" alone
     tally: Tally = msgspec.field(default_factory=Tally)
     latency: dict[str, Latency] = {}  # by region; empty if numpy judged alone
     seconds: float = 0.0  # from the start of the first process to the verdict
     audit_s: float = 0.0  # the part of it that judging took
     faults: list[Fault] = []
-    lines: dict[str, ClientTrack] = {}  # by reader, and "acknowledged"
+    tracks: dict[str, ClientTrack] = {}  # by the reader's name; "acknowledged": the publisher's
     burst_events: int = 0  # events published while west was isolated
     burst_s: float = 0.0  # time until they were acknowledged, that is, on two disks
     longest_pause_s: float = 0.0  # between two acknowledgements around the failover
@@ -137,7 +144,7 @@ class Run:
         spark: EarlySpark | None,
     ) -> None:
         self.result, self.folder, self.progress, self.spark = result, folder, progress, spark
-        self.state: dict[str, dict[str, int]] = {}  # of the clients, by name
+        self.state: dict[str, dict[str, int]] = {}  # client → the last answer of its `status`
         self.target = 0  # events that the publisher was told to publish so far
         self._step(f"starting {REGIONS} regions × {REPLICAS} replicas, and their witnesses")
         self.relay = stack.enter_context(RelayProcess(RelaySpec(result.seed)))
@@ -153,6 +160,7 @@ class Run:
     # ------------------------------------------------------------ the steps
 
     def begin(self) -> None:
+        """Wait for the servers, then start the clients."""
         self.cluster.wait_ready(
             READY_S_MAX, lambda done, all_: self.progress(self.step, f"{done} of {all_} ready", 0)
         )
@@ -176,9 +184,9 @@ class Run:
         self.until(lambda: self.reached(self.target))
 
     def cut(self) -> None:
-        self._step(f"line {OWNER} – {AWAY} cut: {AWAY} goes on through {THIRD}")
+        self._step(f"link {OWNER} – {AWAY} cut: {AWAY} gets the events through {THIRD}")
         self.relay.cut(wire(OWNER, AWAY))
-        self.line_fault = self._fault(f"line {OWNER} – {AWAY} cut")
+        self.link_fault = self._fault(f"link {OWNER} – {AWAY} cut")
         self._publish("cut", PACED_S)
         self.until(self._has_source, SERVERS_LOOK_S)
         self.until(lambda: self.reached(self.target))
@@ -190,6 +198,7 @@ class Run:
         head = str(members[0])
         self._step(f"{head}, the head of {OWNER}, killed")
         self._publish("failover", PACED_S)
+        # The head is killed while events of this step are being acknowledged.
         under_way = self.acked + 1
         self.until(lambda: self.acked >= under_way)
         self.cluster.kill(head)
@@ -208,11 +217,13 @@ class Run:
 
     def away(self) -> None:
         result = self.result
-        self._step(f"line {THIRD} – {AWAY} cut, too: {AWAY} is alone")
+        self._step(f"link {THIRD} – {AWAY} cut, too: {AWAY} is isolated")
         self.relay.cut(wire(THIRD, AWAY))
-        self.away_fault = self._fault(f"{AWAY} alone")
+        self.away_fault = self._fault(f"{AWAY} isolated")
         self.until(self._is_alone, SERVERS_LOOK_S)
         missed_from = self.least(AWAY)
+        # These counters grow from the start of the demo. Subtract their values now; their values
+        # at the end of the burst, or of the catch-up, are added then.
         result.shipped_bytes = -bytes_into(self.relay, AWAY, [OWNER, THIRD])
         result.missed_bytes = -self.state["publisher"]["raw_bytes"]
         self.burst_from_ns = time.monotonic_ns()
@@ -223,11 +234,11 @@ class Run:
         result.missed_bytes += self.state["publisher"]["raw_bytes"]
 
     def catch_up(self) -> None:
-        self._step(f"lines mended: {AWAY} catches up")
+        self._step(f"links restored: {AWAY} catches up")
         self.mended_ns = time.monotonic_ns()
         self.relay.mend(wire(OWNER, AWAY))
         self.relay.mend(wire(THIRD, AWAY))
-        self.line_fault.end_s = self.away_fault.end_s = self._now_s()
+        self.link_fault.end_s = self.away_fault.end_s = self._now_s()
         self.until(lambda: self.reached(self.target))
         self.result.shipped_bytes += bytes_into(self.relay, AWAY, [OWNER, THIRD])
 
@@ -238,7 +249,7 @@ class Run:
 
     def finish(self) -> None:
         """Let the clients write their logs, after all deliveries."""
-        self._step("clients write down what they got")
+        self._step("the clients write their logs")
         kept = self.result.kept
         for _ in range(KEPT_LOOKS):  # retention processes events a moment after their commit
             for region in self.layout.regions():
@@ -284,7 +295,7 @@ class Run:
             result.tally, result.latency = judged_by_both(
                 spark, trace, result.tally, self._say_audit
             )
-        result.lines = {name: self._line(found) for name, found in marks.items()}
+        result.tracks = {name: self._track(found) for name, found in marks.items()}
         acked_ns = _reached_ns(offered.marks, self.burst_end)
         result.burst_s = (acked_ns - self.burst_from_ns) / 1e9
         there_ns = max(_reached_ns(marks[name], self.burst_end + 1) for name in self.readers[AWAY])
@@ -303,7 +314,7 @@ class Run:
         gaps = np.diff(np.concatenate((before, at_ns[within])))
         return float(gaps.max(initial=0)) / 1e9
 
-    def _line(self, marks: Marks) -> ClientTrack:
+    def _track(self, marks: Marks) -> ClientTrack:
         at_s = ((marks.at_ns - self.began_ns) / 1e9).round(3)
         return ClientTrack(at_s.tolist(), marks.position.tolist())
 
@@ -317,7 +328,7 @@ class Run:
             self.state = self.clients.ask_all(self.clients, "status")
             for name, code in self.cluster.dead():
                 words = self.cluster.last_lines(name)
-                raise DemoFailed(f"{name} ended by itself, exit code {code}:\n{words}")
+                raise DemoFailed(f"{name} ended unexpectedly, exit code {code}:\n{words}")
             if self.state != before:
                 before, moved = self.state, time.monotonic()
             elif time.monotonic() > moved + STUCK_S:
@@ -330,11 +341,13 @@ class Run:
     def reached(self, events: int, *regions: str) -> bool:
         """Whether `events` events are acknowledged and have reached every subscriber (of these
         regions)."""
+        # After n events the position of a subscriber, the next one to be read, is n + 1.
         return self.acked >= events and all(
             self.least(region) > events for region in (regions or self.readers)
         )
 
     def least(self, region: str) -> int:
+        """The position of the subscriber in this region that is furthest behind."""
         return min(self.state.get(name, {}).get("position", 1) for name in self.readers[region])
 
     @property
@@ -372,8 +385,8 @@ class Run:
         return (there or found)[0].get(what) or {}
 
     def _has_source(self) -> bool:
-        """Record the region from which west gets the stream. Returns whether this is not the owner
-        any more, or all events have arrived."""
+        """Record the region from which west gets the stream, unless it is the owner. Returns
+        whether it is another region, or all events have arrived."""
         streams = self._look(AWAY, "streams", "head")
         sources = [s["source"] for s in streams if s["name"] == STREAM and s["source"] != OWNER]
         self.result.switched_to = "".join(sources)
@@ -381,7 +394,7 @@ class Run:
 
     def _is_alone(self) -> bool:
         """Whether no server has a session between west and another region, so that nothing more is
-        sent into the cut lines."""
+        sent into the cut links."""
         for node in self.layout.nodes:
             if node.role == "replica":
                 links = look(self.cluster, node.name).get("links")
@@ -394,4 +407,5 @@ class Run:
 
 
 def _reached_ns(marks: Marks, position: int) -> float:
+    """When the position, or the number of acknowledged events, first was at least this value."""
     return float(marks.at_ns[np.searchsorted(marks.position, position)])

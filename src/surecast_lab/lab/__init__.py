@@ -1,7 +1,7 @@
 """The lab repeats the experiments of the papers; `surecast lab` runs them and shows the results.
 
-Each experiment makes a table, a figure and a *verdict*, which compares the claims of the paper with
-our measurements. An experiment consists of *points*: runs with different parameters and seeds.
+Each experiment produces a table, a figure and a *verdict*, which compares the claims of the paper
+with our measurements. An experiment consists of *points*: runs with different parameters and seeds.
 
     for id, experiment in experiments().items(): ...
     verdict = lab.run.run(experiments()["sprinkler-e6"], progress, out_dir, seeds=(1, 2, 3))

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from surecast_lab.lab.summary import Series
 
-__all__ = ["axes", "band", "bars", "log_log", "paper_line", "percent_axis", "save"]
+__all__ = ["axes", "band", "error_bars", "log_log", "paper_line", "percent_axis", "save"]
 
 # Colour-blind safe (Okabe and Ito), in order of use.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-PAPER = "#777777"  # the paper's values are always grey and dashed
+PAPER = "#777777"  # grey: the colour of the paper's values in all figures
 
 
 def axes(rows: int, columns: int, width: float, height: float) -> tuple[Any, list[Any]]:
@@ -52,10 +52,11 @@ def _label(ax: Any, title: str, x: str, y: str) -> None:
     ax.set_axisbelow(True)
 
 
-def bars(
+def error_bars(
     ax: Any, line: "Series", label: str | None, colour: str, style: str = "o-", **more: Any
 ) -> None:
-    """A few points, each with a bar for its confidence interval."""
+    """A few points, each with an error bar for its confidence interval. `style` is matplotlib's
+    format of markers and lines, `more` are further arguments of `Axes.errorbar`."""
     errors = [
         [mean - low for mean, low in zip(line.mean, line.low, strict=True)],
         [high - mean for mean, high in zip(line.mean, line.high, strict=True)],
@@ -73,7 +74,8 @@ def band(ax: Any, line: "Series", label: str | None, colour: str, style: str = "
 def paper_line(
     ax: Any, xs: Sequence[float], ys: Sequence[float], label: str, dotted: bool = False
 ) -> None:
-    """Draw a curve that the paper reports, in the same style in all figures."""
+    """Draw a curve that the paper reports, or a value for comparison: grey, and dashed or
+    dotted."""
     style = ":" if dotted else "--"
     ax.plot(xs, ys, color=PAPER, linestyle=style, linewidth=1.2, label=label, zorder=1)
 

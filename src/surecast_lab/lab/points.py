@@ -36,16 +36,18 @@ __all__ = [
     "write",
 ]
 
-META = b"surecast"  # the key in the file's metadata that has parameters and digest
+META = b"surecast"  # the key in the file's metadata under which its note is (see `perform`)
+# The name of the Arrow type of each Python type.
 ARROW = {str: "string", int: "int64", float: "float64", bool: "bool_"}
-# The packages that a simulated point depends on, and modules of the lab that only show results.
+# The parts of our packages on which the result of a simulated point can depend.
 SIMULATED = {
     "surecast": (
         "columns", "core", "parts", "protocols", "registry.py", "stacks.py", "storage", "sim",
     ),
     "surecast_lab": ("swarm", "lab"),
 }  # fmt: skip
-SHOWN = re.compile(r"^(report|html|figures|.*_figure|torture)\.py$")
+# Names of files in these parts on which it does not depend: they only show or add up results.
+ONLY_SHOW = re.compile(r"^(report|html|figures|.*_figure|torture)\.py$")
 NAME_MAX = 80  # letters of a point's name, before the digest that makes it unique
 
 
@@ -55,10 +57,11 @@ class Task:
 
     run_point: Callable[[Point], list[Row]]
     point: Point
-    columns: Mapping[str, type]
-    path: Path
-    stamp: Mapping[str, str]  # experiment, source and commit
-    any_source: bool = False  # also accept a file made with other source
+    columns: Mapping[str, type]  # of the rows that `run_point` returns
+    path: Path  # the file for the rows
+    # "experiment": its id; "source": the digest of the source code; "commit"
+    stamp: Mapping[str, str]
+    any_source: bool = False  # also reuse a file that was made with other source code
 
     @property
     def name(self) -> str:
@@ -72,6 +75,7 @@ def tasks_of(
     commit: str,
     any_source: bool = False,
 ) -> list[Task]:
+    """A task for each point. `commit` is the commit that the repository is at."""
     stamp = {"experiment": experiment.id, "source": source_digest(), "commit": commit}
     folder = Path(out_dir).resolve() / experiment.id / "points"
     tasks = [
@@ -122,7 +126,7 @@ def source_digest() -> str:
         for path in sorted(root.rglob("*")):
             name = path.relative_to(root)
             if path.suffix in (".py", ".json") and name.parts[0] in simulated and path.is_file():
-                if not SHOWN.search(path.name):
+                if not ONLY_SHOW.search(path.name):
                     digest.update(str(name).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -131,7 +135,10 @@ def source_digest() -> str:
 
 
 def perform(task: Task) -> float:
-    """Run a point unless its file exists, and write the file; returns the seconds it took."""
+    """Run a point unless its file can be reused, and write the file; returns the seconds it took.
+
+    The file's metadata has a note (JSON): the task's stamp, the "point" and the "seconds".
+    """
     if is_done(task):
         return 0.0
     started = time.perf_counter()
@@ -143,7 +150,7 @@ def perform(task: Task) -> float:
 
 
 def is_done(task: Task) -> bool:
-    """Whether its file exists, with the same parameters and made with the same source."""
+    """Whether the task's file exists, with the same parameters and made with the same source."""
     note = _note(task.path)
     if note is None or note.get("experiment") != task.stamp["experiment"]:
         return False
@@ -152,6 +159,7 @@ def is_done(task: Task) -> bool:
 
 
 def _note(path: Path) -> dict[str, Any] | None:
+    """The note in a file's metadata (see `perform`)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -196,7 +204,7 @@ class Kept:
 
     rows: list[Row]  # in the order of the points
     seconds: float  # of all points together
-    commits: list[str]  # with which the points were run
+    commits: list[str]  # the commits at which the points were run, without duplicates
 
 
 def read(tasks: Sequence[Task]) -> Kept:
@@ -209,7 +217,7 @@ def read(tasks: Sequence[Task]) -> Kept:
         assert note is not None, f"{task.path} is not there"
         found.seconds += note["seconds"]
         commits[note["commit"]] = None
-        # Not read_table: it would add a column from the folder's name.
+        # Not read_table: it would add a column "point", from the folder's name.
         found.rows += pq.ParquetFile(task.path).read().to_pylist()
     found.commits = list(commits)
     return found

@@ -25,7 +25,7 @@ def run_here(
     With one job everything runs in this process. If a worker process crashes, the pool ends, and
     all running and waiting tasks are reported with this error.
     """
-    todo = enumerate(tasks)
+    todo = enumerate(tasks)  # (number, task) of those that are not submitted yet
     jobs = jobs or os.cpu_count() or 1
     if jobs == 1:
         yield from (_numbered(function, number, task) for number, task in todo)
@@ -37,8 +37,10 @@ def run_here(
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_parent) as pool:
         try:
             while True:
+                # One task waits for each process, so that no process is idle between two tasks.
                 while len(running) < 2 * jobs and (following := next(todo, None)) is not None:
-                    unanswered.add(following[0])  # first: `submit` raises if the pool is broken
+                    # Before `submit`: if the pool is broken it raises, and the task is reported.
+                    unanswered.add(following[0])
                     running.add(pool.submit(_numbered, function, *following))
                 if not running:
                     return

@@ -29,8 +29,8 @@ WIDE = 2.0  # a figure with at least this ratio of width to height gets the full
 @dataclass(frozen=True, slots=True)
 class Book:
     index: Path
-    pages: list[Path]
-    missing: list[str]  # experiments without a result
+    pages: list[Path]  # one for each experiment with a result
+    missing: list[str]  # the ids of experiments without a result
 
 
 def write_book(experiments: Sequence[Experiment], out_dir: Path, to: Path) -> Book:
@@ -43,6 +43,7 @@ def write_book(experiments: Sequence[Experiment], out_dir: Path, to: Path) -> Bo
         (to / "figures").mkdir(exist_ok=True)
         figure = one.files(out_dir)["figure"]
         shutil.copyfile(figure, to / "figures" / f"{one.id}.png")
+        # The experiments before and after this one; None at the begin and at the end of the list.
         before, after = written[place - 1 : place], written[place + 1 : place + 2]
         around = [link[0][0] if link else None for link in (before, after)]
         pages.append(to / f"{one.id}.html")
@@ -70,6 +71,7 @@ def _is_wide(figure: Path) -> bool:
     """Whether a figure is so wide that it gets the full width of the page. Only the size of PNG
     files is known."""
     head = figure.read_bytes()[:24]
+    # In a PNG file, width and height are numbers of 4 bytes at offsets 16 and 20.
     width, height = (int.from_bytes(head[at : at + 4], "big") for at in (16, 20))
     return head[:4] == b"\x89PNG" and (width >= WIDE * height or width >= 1000)
 
@@ -93,9 +95,10 @@ def _index(experiments: Sequence[Experiment], verdicts: Mapping[str, Verdict | N
         f"{len(found)} of {len(experiments)} experiments run; {held} reproduced, {beaten} beaten."
     )
     explained = (
-        "Reproduced: every claim of the paper holds, in the reading that the page names. Beaten: "
-        "better than the paper, by the measure it names. Numbers are means over seeds ± half of "
-        "their 95 % confidence interval, then the least and greatest seed in brackets."
+        "Reproduced: every claim of the paper holds, as the notes on the experiment’s page "
+        "interpret it. Beaten: better than the paper, by the measure that the notes define. "
+        "Numbers are means over seeds ± half the width of their 95 % confidence interval, then in "
+        "brackets the smallest and the largest value of a seed."
     )
     body = [
         el("h1", TITLE),
@@ -145,7 +148,7 @@ def _experiment(
     experiment: Experiment, verdict: Verdict, around: Sequence[Experiment | None], wide: bool
 ) -> str:
     image = f"figures/{experiment.id}.png"
-    rest = {
+    rest = {  # measurements that belong to none of the paper's claims
         claim: value
         for claim, value in verdict.ours.items()
         if claim not in verdict.paper and claim != CLAIMS
@@ -161,9 +164,9 @@ def _experiment(
         *_section("The paper’s numbers and ours", _beside(verdict)),
         *_section("Figure", _figure(experiment, verdict, image, wide)),
         *_section("Verdict", *_verdict(verdict)),
-        *(_section("More of what was measured", _value(rest)) if rest else []),
+        *(_section("Further measurements", _value(rest)) if rest else []),
         *_section("Notes", el("ul", *(el("li", note) for note in verdict.notes))),
-        *_section("What this rests on", _provenance(verdict)),
+        *_section("The run", _provenance(verdict)),
     ]
     return page(f"{experiment.title} – {TITLE}", body)
 
@@ -185,11 +188,12 @@ def _badges(verdict: Verdict) -> list[Child]:
     if verdict.beaten is not None:
         made += [_badge(verdict.beaten, bad=False, words=("beaten", "not beaten"))]
     if verdict.quick:
-        made += [" ", el("span", "a quick run: small, for a first look", class_="badge")]
+        made += [" ", el("span", "a quick run: small numbers, for a first look", class_="badge")]
     return made
 
 
 def _beside(verdict: Verdict) -> Element:
+    """A table of the paper's claims and numbers, with ours beside them."""
     heads = ("claim", "paper", "ours")
     rows = [
         el(
@@ -237,6 +241,7 @@ def _verdict(verdict: Verdict) -> list[Child]:
 
 
 def _provenance(verdict: Verdict) -> Element:
+    """When, where and how the experiment was run, and the command that repeats it."""
     machine = verdict.machine
     seeds = ", ".join(map(str, verdict.seeds))
     pairs = {
@@ -257,13 +262,13 @@ def _provenance(verdict: Verdict) -> Element:
                 f"Python {machine.get('python')}",
             )
         ),
-        "again": "",
     }
-    again = f"surecast lab run {verdict.id} --seeds {len(verdict.seeds)}"
-    again += " --quick" if verdict.quick else ""
+    command = f"surecast lab run {verdict.id} --seeds {len(verdict.seeds)}"
+    command += " --quick" if verdict.quick else ""
     children: list[Child] = []
     for name, text in pairs.items():
-        children += [el("dt", name), el("dd", el("code", again) if name == "again" else text)]
+        children += [el("dt", name), el("dd", text)]
+    children += [el("dt", "to repeat it"), el("dd", el("code", command))]
     return el("dl", *children)
 
 
@@ -305,7 +310,7 @@ def _spread(plain: dict[str, Any]) -> Element:
 
 def _table(plain: dict[str, Any]) -> Element:
     """A table with a row per key; if all rows have the same keys, these are columns."""
-    inner = [
+    inner = [  # for each row that has columns: their names
         tuple(row) if isinstance(row, dict) and not _is_spread(row) else None
         for row in plain.values()
     ]
@@ -315,9 +320,9 @@ def _table(plain: dict[str, Any]) -> Element:
             el(
                 "tr",
                 el("th", _words(name), scope="row"),
-                *(el("td", _value(v)) for v in of.values()),
+                *(el("td", _value(v)) for v in columns.values()),
             )
-            for name, of in plain.items()
+            for name, columns in plain.items()
         ]
         made = el("table", el("thead", head), el("tbody", *rows), class_="numbers")
         return el("div", made, class_="scroll")

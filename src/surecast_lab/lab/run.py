@@ -46,9 +46,11 @@ class PointFailed(SurecastError):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
+    """A point that failed."""
+
     point: Point
-    why: str
-    repeat: str  # the command
+    why: str  # the exception, with its traceback
+    repeat: str  # the command that repeats the point
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def run(
     if where.spark is not None:
         demand_sweepable(experiment)
     started = time.perf_counter()
-    about = circumstances()
+    about = circumstances()  # date, commit and machine
     points = experiment.points(quick, list(seeds))
     tasks = files.tasks_of(experiment, out_dir, points, about["commit"], any_source)
     if fresh or experiment.alone:
@@ -105,7 +107,7 @@ def run(
     verdict.ran = "one after the other" if experiment.alone else str(where)
     verdict.date, verdict.machine = about["date"], about["machine"]
     verdict.commit = ", ".join(kept.commits)
-    _leave(experiment, out_dir, kept.rows, summary, verdict)
+    _write_files(experiment, out_dir, kept.rows, summary, verdict)
     return verdict
 
 
@@ -125,11 +127,11 @@ def _run_missing(
 
     missing = [task for task in tasks if not files.is_done(task)]
     missing.sort(key=lambda task: -experiment.weight(task.point))
-    there = len(tasks) - len(missing)
-    progress(there, len(tasks), f"{there} are there already" if there else "")
+    reused = len(tasks) - len(missing)
+    progress(reused, len(tasks), f"{reused} from earlier runs" if reused else "")
 
     def tell(done: int, _: int, note: str) -> None:
-        progress(there + done, len(tasks), note)
+        progress(reused + done, len(tasks), note)
 
     if not missing:
         return
@@ -154,6 +156,7 @@ def _run_missing(
 
 
 def _here(missing: list[Task], tell: Progress, jobs: int) -> list[Done]:
+    """Run the tasks in processes of this machine."""
     found = []
     tell(0, 0, describe(missing[0].point))
     for done in run_here(files.perform, missing, jobs):
@@ -173,7 +176,10 @@ def _repeat(experiment: Experiment, task: Task, quick: bool) -> str:
 
 
 def _failure_report(experiment: Experiment, failed: list[Failed], total: int) -> str:
-    lines = [f"{experiment.id}: {len(failed)} of {total} points failed, the others are kept"]
+    lines = [
+        f"{experiment.id}: {len(failed)} of {total} points failed; the results of the others are "
+        "kept"
+    ]
     for one in failed[:FAILURES_SHOWN]:
         why = one.why.strip().splitlines()[0]
         lines += [f"  {describe(one.point)}: {why}", f"    repeat it with: {one.repeat}"]
@@ -190,11 +196,11 @@ def _summarise(experiment: Experiment, tasks: list[Task], rows: list[Row], where
     else:
         summary = summarise(rows, list(experiment.by), list(experiment.values))
     # If a group had two rows of one seed, they would count as two seeds.
-    assert summary.seeds <= seeds, f"{experiment.id}: `by` does not tell all its rows apart"
+    assert summary.seeds <= seeds, f"{experiment.id}: `by` does not distinguish all rows of a seed"
     return summary
 
 
-def _leave(
+def _write_files(
     experiment: Experiment, out_dir: Path, rows: list[Row], summary: Summary, verdict: Verdict
 ) -> None:
     made = experiment.files(out_dir)

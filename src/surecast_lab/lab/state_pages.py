@@ -21,7 +21,8 @@ __all__ = ["PAGES", "write"]
 NOTE = (
     "This page is made from `{source}` by `python -m surecast_lab.lab.state_pages`; do not edit it "
     "by hand. Tests and simulations look every change of state up in these tables: one that is not "
-    "listed is an assertion error. An input may always leave a state as it is."
+    "listed is an assertion error. An input may always leave a state as it is. The column *not "
+    "met* says in which kind of run a transition does not occur, and why."
 )
 TITLES = {
     "replica": "The place of a replica",
@@ -29,10 +30,12 @@ TITLES = {
     "service": "The configuration service, for each chain",
     "session": "A session",
 }
-Reasons = Mapping[str, Mapping[Row, str]]  # kind of run → {row that does not occur in it: reason}
+# Kind of run → {transition that does not occur in it: reason}. A Row is (state, input, next state).
+Reasons = Mapping[str, Mapping[Row, str]]
 
 
 def _page(title: str, module: ModuleType, source: str, tables: Mapping[str, str]) -> str:
+    # The page shows the module's docstring without its first paragraph.
     _, theory = (module.__doc__ or "").split("\n\n", 1)
     parts = [f"# {title}", NOTE.format(source=source), theory.strip()]
     return "\n\n".join([*parts, *tables.values()]) + "\n"

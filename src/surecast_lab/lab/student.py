@@ -24,7 +24,8 @@ def t_factor(count: int) -> float:
 
 
 def within(t: float, freedom: int) -> float:
-    """The probability that |T| <= t. For integer degrees of freedom it is a finite sum."""
+    """The probability that |T| <= t, where T has Student's t-distribution with this number of
+    degrees of freedom (`freedom`). It is a finite sum, because that number is an integer."""
     angle = atan(t / sqrt(freedom))
     squared = cos(angle) ** 2
     odd = freedom % 2

@@ -21,7 +21,7 @@ __all__ = ["STATISTICS", "Series", "Summary", "summarise", "summarise_on_spark"]
 # The columns for each group and value. `low` and `high` are the bounds of the confidence interval
 # (None for a single seed).
 STATISTICS = {
-    "n": int,
+    "n": int,  # the number of seeds
     "mean": float,
     "low": float,
     "high": float,
@@ -60,6 +60,7 @@ class Summary:
     rows: list[Row]
 
     def pick(self, value: str, **where: Any) -> list[Row]:
+        """The rows of `value` whose columns have the values in `where`."""
         return [
             row
             for row in self.rows
@@ -139,6 +140,8 @@ def _order(row: Row, names: Sequence[str]) -> list[tuple[bool, Any]]:
 
 # ---------------------------------------------------------------- the same as SQL
 
+# {group}: the columns `by`; {values}: the columns to summarise, {numbers}: the same, converted to
+# DOUBLE; {points}: the rows of all points; {student}: a table of n and the t factor for n seeds.
 SUMMARY_SQL = """
 WITH amounts AS (
     SELECT * FROM (SELECT {group}, {numbers} FROM {points})
@@ -168,7 +171,8 @@ def summarise_on_spark(
     values: Mapping[str, type],
     seeds: int,
 ) -> Summary:
-    """The same as `summarise`, computed by Spark from the files of the points."""
+    """The same as `summarise`, computed by Spark from the files of the points. `seeds` is the
+    largest number of seeds of a group."""
     columns = {"seed": int, **by, **values}
     schema = ", ".join(f"{_quoted(name)} {SPARK_TYPES[kind]}" for name, kind in columns.items())
     points = spark.read.schema(schema).parquet(*map(str, files))

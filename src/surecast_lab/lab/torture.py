@@ -43,9 +43,10 @@ __all__ = [
     "swarms",
 ]
 
-Result = dict[str, Any]  # a SeedResult as plain data
-Summary = dict[str, Any]
+Result = dict[str, Any]  # a SeedResult (swarm/trial.py) as plain data
+Summary = dict[str, Any]  # the results of many seeds, as `merge` returns them
 
+# Fields of a result that are added up.
 SUMMED = (
     "faults_in_flight",
     "published",
@@ -90,7 +91,8 @@ def run_one(protocol: str, seed: int, **options: Any) -> Result:
 
 
 def run_seeds(protocol: str, seeds: Sequence[int], jobs: int) -> "Iterator[Result]":
-    """Yield results as they are ready. A crash of a worker is a violation of its seeds."""
+    """Run the seeds in `jobs` processes, and yield results as they are ready. If a process crashes,
+    that is a violation of all seeds without a result."""
     for number, result, error in run_here(partial(run_one, protocol), seeds, jobs):
         yield result if not error else {"seed": seeds[number], "violations": [error]}
 
@@ -118,8 +120,8 @@ def merge(protocol: str, results: Iterable[Result]) -> Summary:
     ordered = sorted(results, key=lambda result: result["seed"])
     coverage = _add_up(ordered, "coverage")
     transitions = _add_up(ordered, "transitions")
-    enough = len(ordered) >= SEEDS_FOR_COVERAGE
-    many = len(ordered) >= SEEDS_FOR_TRANSITIONS
+    enough_for_coverage = len(ordered) >= SEEDS_FOR_COVERAGE
+    enough_for_transitions = len(ordered) >= SEEDS_FOR_TRANSITIONS
     return {
         "protocol": protocol,
         "seeds": len(ordered),
@@ -130,9 +132,13 @@ def merge(protocol: str, results: Iterable[Result]) -> Summary:
         "clients": _add_up(ordered, "clients"),
         **{key: sum(result.get(key, 0) for result in ordered) for key in SUMMED},
         "coverage": coverage,
-        "unexercised": sorted(name for name, n in coverage.items() if n == 0) if enough else [],
+        "unexercised": sorted(name for name, n in coverage.items() if n == 0)
+        if enough_for_coverage
+        else [],
         "transitions": transitions,
-        "unmet": sorted(label for label, n in transitions.items() if n == 0) if many else [],
+        "unmet": sorted(label for label, n in transitions.items() if n == 0)
+        if enough_for_transitions
+        else [],
         "failing_seeds": [
             {
                 "seed": result["seed"],
@@ -168,7 +174,8 @@ def replay_command(protocol: str, seed: int) -> str:
 
 
 def ledger_line(summary: Summary, first_seed: int, seconds: float, ran: str) -> dict[str, Any]:
-    """A run as one entry of the ledger: the swarm, its seeds, the results, and circumstances."""
+    """A run as one entry of the ledger: the swarm, its seeds, the results, date, commit and
+    machine. `ran` says where the seeds ran, such as "processes"."""
     from surecast_lab.bench.machine import circumstances
 
     return {

@@ -1,10 +1,11 @@
-"""The classes `Experiment`, which modules of the lab define, and `Verdict`, its result.
+"""The classes `Experiment` and `Verdict`: an experiment of a paper that the lab repeats, and its
+result.
 
 An experiment repeats a figure or table of a paper. It consists of *points*: runs with certain
 parameters and a seed, each of which returns rows of a table. Points are independent of each other.
-They run in this process, in other processes or as Spark tasks (lab/run.py), and give the same rows
-everywhere. The verdict is computed from all rows. The figure is drawn only from their summary over
-the seeds (lab/summary.py).
+They run in this process, in other processes or as Spark tasks (lab/run.py), with the same results.
+The verdict is computed from all rows. The figure is drawn only from their summary over the seeds
+(lab/summary.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,7 @@ __all__ = [
 
 Progress = Callable[[int, int, str], None]  # (steps done, steps in all, current step)
 Point = dict[str, Any]  # the parameters of one run with its "seed"; values that JSON can hold
-Row = dict[str, Any]
+Row = dict[str, Any]  # one row of an experiment's table: column → value
 
 
 class Spread(msgspec.Struct):
@@ -45,7 +46,7 @@ class Spread(msgspec.Struct):
     ci95: float | None  # half the width of the 95 % confidence interval; None for a single seed
     min: float
     max: float
-    n: int
+    n: int  # the number of seeds
 
     def __str__(self) -> str:
         return number(self.mean) + ("" if self.ci95 is None else f" ± {number(self.ci95, 2)}")
@@ -62,8 +63,11 @@ def spread(values: Sequence[float], digits: int = 4) -> Spread:
 def with_each_seed(
     claims: Callable[[Sequence[Row]], Mapping[str, bool]], rows: Sequence[Row]
 ) -> dict[str, str]:
-    """For claims that are judged by means over the seeds: for how many single seeds each claim
-    holds."""
+    """Judge the claims again for each seed alone. Returns for how many seeds each claim holds, such
+    as "4 of 5". This is additional information if the verdict judges means over all seeds.
+
+    `claims` judges the rows it is given; `rows` are those of all seeds.
+    """
     seeds = {row["seed"] for row in rows}
     found = [claims([row for row in rows if row["seed"] == seed]) for seed in seeds]
     return {claim: f"{sum(one[claim] for one in found)} of {len(found)}" for claim in found[0]}
@@ -76,7 +80,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     headline: str  # our result, in a line
     paper: dict[str, Any]  # claim -> number or sentence
     ours: dict[str, Any]  # claim -> our measurement; and further measurements
-    reproduced: bool  # every claim holds, in the interpretation (reading) named in `notes`
+    reproduced: bool  # every claim holds, as `notes` interprets it
     beaten: (
         bool | None
     )  # better than the paper, by the measure named in `notes`; None: not comparable
@@ -114,13 +118,14 @@ class Experiment:
     by: Mapping[str, type]
     values: Mapping[str, type]
     points: Callable[[bool, Sequence[int]], list[Point]]  # (quick, seeds) → every point
-    run_point: Callable[[Point], list[Row]]  # the same rows for the same point, anywhere
+    run_point: Callable[[Point], list[Row]]  # a point determines its rows, unless `alone` is true
     verdict_of: Callable[[Sequence[Row]], Verdict]
     draw: Callable[["Summary", Path], None]
     weight: Callable[[Point], float] = lambda _: 0.0  # the heaviest points run first
     alone: bool = False
-    """Its points are real processes that need the machine for themselves: they run one after the
-    other, never in a sweep, and are measured again in each run."""
+    """True if its points start real processes and measure their speed. Then nothing else may run on
+    this machine: the points run one after the other, never on Spark (`lab run --sweep`), and
+    results of earlier runs are not reused."""
 
     @property
     def columns(self) -> dict[str, type]:

@@ -54,7 +54,7 @@ def test_points_that_exist_are_not_run_again(tmp_path):
     progress = []
     never = replace(TOY, run_point=None)  # fails if it is called
     run(never, lambda *step: progress.append(step), tmp_path, seeds=(1, 2), where=HERE)
-    assert progress == [(6, 6, "6 are there already")]
+    assert progress == [(6, 6, "6 from earlier runs")]
     with pytest.raises(PointFailed):
         run(never, quiet, tmp_path, seeds=(1, 2), where=HERE, fresh=True)
 
@@ -144,5 +144,5 @@ def test_groups_that_hide_rows_are_an_assertion(tmp_path):
     blurred = replace(
         TOY, by={"measure": str, "scale": int}, values={**TOY.values, "x": int}
     )  # four x in one group
-    with pytest.raises(AssertionError, match="tell all its rows apart"):
+    with pytest.raises(AssertionError, match="does not distinguish all rows"):
         run(blurred, quiet, tmp_path, seeds=(1,), where=HERE)

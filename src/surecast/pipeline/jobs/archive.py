@@ -1,4 +1,4 @@
-"""archive: streams → partitioned Parquet, exactly once, resumable.
+"""archive: copies streams to partitioned Parquet files, exactly once; an archive can be continued.
 
     surecast pipeline archive "orders.>" --to s3a://lake/orders
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DAY", "archive", "follow", "read"]
 
-CHECKPOINT: Final = "_checkpoint"
+CHECKPOINT: Final = "_checkpoint"  # the query's progress
 FILES: Final = "_spark_metadata"  # Spark's list of the valid files
-DAY: Final = "day"  # the partition below `stream`: the day of the row's time
+DAY: Final = "day"  # the folder level below `stream`: the day of the row's time, or "unknown"
 
 
 def follow(
@@ -44,7 +44,8 @@ def follow(
     once: bool = True,
     every: str = "10 seconds",
 ) -> StreamingQuery:
-    """Start the query. With `once`, it ends after the events that exist now."""
+    """Start the query that archives to the folder `to`. With `once`, it ends after the events that
+    exist now; otherwise it looks for new events at the interval `every`."""
     from pyspark.sql import functions as f
 
     if not to:
@@ -72,24 +73,24 @@ def _check_folder(spark: SparkSession, to: str) -> None:
     path = jvm.org.apache.hadoop.fs.Path(to)
     system = path.getFileSystem(spark._jsc.hadoopConfiguration())
 
-    def names(where: Any) -> set[str]:
-        there = system.listStatus(where) if system.exists(where) else ()
-        return {status.getPath().getName() for status in there}
+    def names(folder: Any) -> set[str]:
+        files = system.listStatus(folder) if system.exists(folder) else ()
+        return {status.getPath().getName() for status in files}
 
     if system.exists(path) and not system.getFileStatus(path).isDirectory():
         raise UsageError(f"{to} is a file: archive needs a folder (--to PATH)")
     found = names(path)
-    place = jvm.org.apache.hadoop.fs.Path(path, f"{CHECKPOINT}/commits")
+    commits = jvm.org.apache.hadoop.fs.Path(path, f"{CHECKPOINT}/commits")  # finished batches
     if CHECKPOINT not in found and found:
         raise UsageError(
-            f"{to} has something in it ({', '.join(sorted(found)[:3])}), but not the checkpoint of "
-            f"an archive ({CHECKPOINT}): rows would be skipped, or the files there would be hidden "
+            f"{to} is not empty ({', '.join(sorted(found)[:3])}), but has no checkpoint of an "
+            f"archive ({CHECKPOINT}): rows would be skipped, or the files in it would be hidden "
             "from Spark. Give a new folder, or a complete one that archive wrote (--to PATH)"
         )
-    if FILES not in found and names(place):
+    if FILES not in found and names(commits):
         raise UsageError(
             f"{to} is not a complete archive: it has its checkpoint ({CHECKPOINT}), but not "
-            f"Spark's list of its files ({FILES}). Restore that, or archive into a new folder "
+            f"Spark's list of its files ({FILES}). Restore this list, or archive into a new folder "
             "(--to PATH)"
         )
 

@@ -39,7 +39,7 @@ from surecast.pipeline.jobs.trace import Trace
 
 __all__ = ["Audit", "Counts", "Latency", "ReaderAudit", "StreamAudit", "audit"]
 
-CHUNK_ROWS: Final = 1 << 18
+CHUNK_ROWS: Final = 1 << 18  # rows that one task sorts
 
 
 class Latency(msgspec.Struct, frozen=True):
@@ -56,9 +56,9 @@ class Counts(msgspec.Struct):
 
     delivered: int = 0
     void: int = 0
-    lost: int = 0
-    duplicated: int = 0
-    misordered: int = 0
+    lost: int = 0  # events that were neither delivered nor obsolete by the stream's rule
+    duplicated: int = 0  # events with several positions, and positions with several events
+    misordered: int = 0  # how often positions, or a publisher's numbers, do not rise
 
 
 class ReaderAudit(Counts):
@@ -67,17 +67,17 @@ class ReaderAudit(Counts):
     stream: str = ""
     region: str = ""
     reader: str = ""
-    end: int = 1
-    latency: Latency | None = None
+    end: int = 1  # the position after the last one received
+    latency: Latency | None = None  # None: not measured
 
 
 class StreamAudit(Counts):
     """One stream: the sums of its readers' counts, and faults that concern no particular reader."""
 
     stream: str = ""
-    published: int = 0
-    acked: int = 0
-    violations: list[str] = []
+    published: int = 0  # events that publishers offered
+    acked: int = 0  # those of them that were acknowledged
+    violations: list[str] = []  # one text for each kind of fault, with the guarantee's id
 
 
 class Audit(Counts):
@@ -88,7 +88,7 @@ class Audit(Counts):
     violations: list[str] = []
     streams: list[StreamAudit] = []
     readers: list[ReaderAudit] = []
-    regions: dict[str, Latency] = {}
+    regions: dict[str, Latency] = {}  # the latency of all readers of a region
 
     @property
     def sound(self) -> bool:

@@ -62,10 +62,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BadArchive", "Collected", "compact"]
 
-BROADCAST_MAX: Final = 1_000_000  # keys; with more, rows are shuffled instead
-SHOWN_MAX: Final = 5
+BROADCAST_MAX: Final = 1_000_000  # keys that are sent to every task; with more, rows are shuffled
+SHOWN_MAX: Final = 5  # examples of positions in an error
 _COLUMNS: Final = tuple(field.split()[0] for field in DDL.split(", "))
-_PLACES: Final = "stream string, bucket bigint, lo bigint, hi bigint, live boolean, time_us bigint"
+# Runs of positions that are all live or all void, cut at the edges of buckets.
+_PIECES: Final = "stream string, bucket bigint, lo bigint, hi bigint, live boolean, time_us bigint"
+# What buckets report; `what` is one of the kinds below.
 _RUNS: Final = "stream string, what string, lo bigint, hi bigint, time_us bigint"
 # The kinds of rows that a bucket reports: runs without a live event, which lie inside the bucket
 # (VOID) or touch its edge (EDGE); the positions that the bucket covers; positions without a row
@@ -86,11 +88,11 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 class Run(NamedTuple):
-    """Positions [lo, hi) without a live event; the time of the last of them."""
+    """Positions [lo, hi), usually without a live event, and the time of the last of them."""
 
     lo: int
     hi: int
-    time_us: int | None
+    time_us: int | None  # None: unknown
 
 
 @contextmanager
@@ -117,7 +119,7 @@ def compact(
         yield rows.where("live").select(*_COLUMNS).unionByName(voids)
 
 
-def _kept(rows: DataFrame, until: ExitStack) -> DataFrame:
+def _cached(rows: DataFrame, until: ExitStack) -> DataFrame:
     """Cache rows that are used more than once; `until` releases them."""
     from pyspark import StorageLevel
 
@@ -132,8 +134,8 @@ def _voids(rows: DataFrame, holes_are_void: bool, bucket: int, until: ExitStack)
     places = rows.select(
         "stream", "seq", "range", "live", F.unix_micros("timestamp").alias("time_us")
     )
-    found = places.mapInArrow(_putter(bucket), _PLACES).groupBy("stream", "bucket")
-    runs = _kept(found.applyInArrow(_finder(holes_are_void), _RUNS), until)
+    found = places.mapInArrow(_run_maker(bucket), _PIECES).groupBy("stream", "bucket")
+    runs = _cached(found.applyInArrow(_bucket_reporter(holes_are_void), _RUNS), until)
     reported: dict[str, dict[str, list[Run]]] = {}
     for row in runs.where(F.col("what") != VOID).collect():
         of_stream = reported.setdefault(row["stream"], {})
@@ -148,6 +150,7 @@ def _voids(rows: DataFrame, holes_are_void: bool, bucket: int, until: ExitStack)
 
 
 def _check(archive: DataFrame, retain: Policy, rules: Sequence[Collected]) -> None:
+    """Raise UsageError if columns are missing, or a rule does not fit the retention."""
     missing = [name for name in _COLUMNS if name not in archive.columns]
     if missing:
         raise UsageError(
@@ -155,7 +158,9 @@ def _check(archive: DataFrame, retain: Policy, rules: Sequence[Collected]) -> No
             "Its columns must be those of format('surecast')"
         )
     if not isinstance(retain, KeepAll) and any(isinstance(r.predicate, TagIs) for r in rules):
-        raise UsageError("a tag rule needs keep-all: under other rules the live stream refuses it")
+        raise UsageError(
+            "a collect rule on tags needs keep-all: a live stream with another retention refuses it"
+        )
 
 
 # ---------------------------------------------------------------- which events are live
@@ -186,8 +191,8 @@ def _flagged(
     for rule in rules:
         gone = _matches(rule.predicate)
         live &= ~(gone if rule.seq is None else gone & (F.col("seq") < rule.seq))
-    kept = live | (F.col("kind") == "lost")
-    return rows.select(*_COLUMNS, kept.alias("live"))
+    stays = live | (F.col("kind") == "lost")
+    return rows.select(*_COLUMNS, stays.alias("live"))
 
 
 def _with_newest(rows: DataFrame, until: ExitStack) -> DataFrame:
@@ -196,7 +201,7 @@ def _with_newest(rows: DataFrame, until: ExitStack) -> DataFrame:
     from pyspark.sql import functions as F
 
     by_key = rows.where("kind = 'event' AND key IS NOT NULL").groupBy("stream", "key")
-    newest = _kept(by_key.agg(F.max("seq").alias("seq")).select("stream", "seq"), until)
+    newest = _cached(by_key.agg(F.max("seq").alias("seq")).select("stream", "seq"), until)
     marked = newest.withColumn("is_newest", F.lit(True))
     if newest.count() <= BROADCAST_MAX:
         marked = F.broadcast(marked)
@@ -231,7 +236,7 @@ def _literal(data: bytes) -> Column:
 # ---------------------------------------------------------------- runs, where the rows are
 
 
-def _putter(bucket: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _run_maker(bucket: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Returns a function that converts rows to runs that are all live or all void, cut at the edges
     of buckets."""
 
@@ -265,7 +270,7 @@ def _putter(bucket: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Rec
 # ---------------------------------------------------------------- runs of a bucket
 
 
-def _finder(holes_are_void: bool) -> Callable[[pa.Table], pa.Table]:
+def _bucket_reporter(holes_are_void: bool) -> Callable[[pa.Table], pa.Table]:
     """Returns a function that converts the runs of a bucket to the rows that the bucket reports."""
 
     def find(table: pa.Table) -> pa.Table:
@@ -297,9 +302,9 @@ def _runs(
     yield np.array([COVER]), begin, end, np.array([NOTHING])
     upto = np.maximum.accumulate(hi)  # needed because a run may lie within an earlier one
     twice = np.flatnonzero(lo[1:] < upto[:-1])[:SHOWN_MAX]
-    until = np.minimum(hi[twice + 1], upto[twice])
-    yield np.full(twice.size, TWICE), lo[twice + 1], until, np.full(twice.size, NOTHING)
-    holes = np.flatnonzero(lo[1:] > upto[:-1])
+    overlap_end = np.minimum(hi[twice + 1], upto[twice])
+    yield np.full(twice.size, TWICE), lo[twice + 1], overlap_end, np.full(twice.size, NOTHING)
+    holes = np.flatnonzero(lo[1:] > upto[:-1])  # indices of the runs before holes
     if holes_are_void:
         lo = np.concatenate((lo, upto[holes]))
         hi = np.concatenate((hi, lo[holes + 1]))

@@ -28,20 +28,20 @@ __all__ = ["Fit", "Unjudged", "chi_square", "goodness_of_fit"]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-BINS: Final = 64
+BINS: Final = 64  # at most
 EXPECTED_MIN: Final = 10.0  # bins with fewer expected keys are merged with their neighbours
 ZETA_BINS_UPTO: Final = 1e9  # all higher ranks share one open-ended bin
 P_MIN: Final = 1e-3  # a correct sample fails the test for one seed in a thousand
 
 
 class Unjudged(UsageError):
-    """The sample is too small, or the law too simple, for a test."""
+    """The sample is too small for a test, or the law has only one key."""
 
 
 class Fit(msgspec.Struct, frozen=True):
     """The result of the test: how far the counts are from the expected ones."""
 
-    sample: int
+    sample: int  # number of keys
     bins: int
     chi_square: float
     p: float  # probability of a chi-square at least as large if the sample follows the law
@@ -52,13 +52,15 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 def goodness_of_fit(sample: DataFrame, law: Zipf | Zeta) -> Fit:
-    """Test the column `key` of a workload's rows."""
+    """Test whether the column `key` of a workload's rows follows the law."""
     highest = law.n if isinstance(law, Zipf) else ZETA_BINS_UPTO
     edges = np.unique(np.geomspace(1, highest, BINS).round().astype(np.int64))
     counts = np.zeros(edges.size, np.int64)
     for row in _counted(sample, edges).collect():
         if row["bin"] < 0:
-            raise UsageError(f"{row['count']} keys of the sample are beyond the {highest:,.0f}")
+            raise UsageError(
+                f"{row['count']} keys of the sample have ranks that the distribution cannot have"
+            )
         counts[row["bin"]] = row["count"]
     return chi_square(counts, _expected_shares(law, edges))
 
@@ -110,18 +112,18 @@ def chi_square(counts: Ints, shares: Floats) -> Fit:
         expected[-2:] = [sum(expected[-2:])]
     if len(expected) < 2:
         if len(shares) < 2:
-            raise Unjudged("a law with one key cannot be missed")
-        raise Unjudged(f"{sample:,} keys are too few to judge a law by: take a larger sample")
+            raise Unjudged("a distribution with one key needs no test: every sample fits it")
+        raise Unjudged(f"{sample:,} keys are too few to test a distribution: take a larger sample")
     pairs = zip(observed, expected, strict=True)
     distance = sum((one - other) ** 2 / other for one, other in pairs)
     return Fit(sample, len(expected), distance, _beyond(distance, len(expected) - 1))
 
 
 def _beyond(x: float, degrees: int) -> float:
-    """The probability of a chi-square above x, by the incomplete gamma function Q(degrees/2, x/2).
+    """The probability of a chi-square above x with this number of degrees of freedom.
 
-    Uses the two textbook expansions: a series for small x, a continued fraction (Lentz) for large
-    x.
+    This is the incomplete gamma function Q(degrees/2, x/2). It is computed by the two textbook
+    expansions: a series for small x, a continued fraction (Lentz) for large x.
     """
     a, z = degrees / 2, x / 2
     if z <= 0:

@@ -85,11 +85,12 @@ def _find_slots(ranks: Ints) -> Ints:
     top = 1
     while top < total:
         top *= 2
-    taken = np.empty(top + 1, np.int64)
+    taken = np.empty(top + 1, np.int64)  # a Fenwick tree, as in `Ranking`
     for i in range(1, top + 1):
         taken[i] = i & -i  # all slots are occupied: a node counts all slots of its span
     slots = np.empty(total, np.int64)
     for key in range(total - 1, -1, -1):
+        # Descend to the last slot up to which fewer than `ranks[key]` slots are occupied.
         slot, left, step = 0, ranks[key], top
         while step > 0:
             if slot + step <= top and taken[slot + step] < left:
@@ -98,7 +99,7 @@ def _find_slots(ranks: Ints) -> Ints:
             step >>= 1
         slot += 1
         slots[key] = slot
-        while slot <= top:
+        while slot <= top:  # mark it as free
             taken[slot] -= 1
             slot += slot & -slot
     return slots
@@ -121,16 +122,17 @@ def _follow(taken: Ints, slots: Ints, key_in: Ints, before: int, new: Flags, ran
     while top * 2 <= size:
         top *= 2
     keys = np.empty(new.size, np.int64)
-    key = before
+    key = before  # the next new key
     for i in range(new.size):
         if new[i]:
             keys[i] = key
             slot = slots[key]
             key += 1
-            while slot <= size:
+            while slot <= size:  # mark it as occupied
                 taken[slot] += 1
                 slot += slot & -slot
         else:
+            # Find the occupied slot number `ranks[i]`, as in `_find_slots`.
             slot, left, step = 0, ranks[i], top
             while step > 0:
                 if slot + step <= size and taken[slot + step] < left:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Judge", "join_hint"]
 
-SPARE: Final = 1_000_000  # positions above this plus twice the published events are invalid
+SPARE: Final = 1_000_000  # higher positions than this plus twice the published events are invalid
 HELD_MAX: Final = 2_000_000  # maximum number of acknowledged events in the memory of an executor
 HELD_BYTES_MAX: Final = 256 << 20  # maximum size of their keys and values, per executor or task
 SID_SHIFT: Final = 44  # positions are smaller than 2 to this power
@@ -52,7 +52,9 @@ class Judge:
         self.spark = trace.published.sparkSession
         self.retain = retain
         self.chunk_rows = chunk_rows
-        self._kept: list[DataFrame] = []
+        self._kept: list[DataFrame] = []  # cached tables
+        # Rows of the table `readers`, sorted by stream, region and reader. A reader's index here,
+        # and in the lists below, is its `rid`.
         self.reader_rows = sorted(trace.readers.collect(), key=lambda row: row[:3])
         if not self.reader_rows:
             raise UsageError("the trace has no reader: there is nothing to judge")
@@ -60,30 +62,30 @@ class Judge:
             many(),
             F.count("seq").alias("acked"),
             F.max("seq").alias("latest"),
-            F.count_if(F.col("key").isNull()).alias("bare"),
+            F.count_if(F.col("key").isNull()).alias("no_key"),
             F.sum(_size("key") + _size("value")).alias("bytes"),
         )
         published = {row["stream"]: row for row in counts.collect()}
         names = sorted(published.keys() | {row["stream"] for row in self.reader_rows})
         self.streams = [StreamAudit(stream=name) for name in names]
-        self.sid = [names.index(row["stream"]) for row in self.reader_rows]
+        self.sid = [names.index(row["stream"]) for row in self.reader_rows]  # by `rid`
         self.readers = [
             ReaderAudit(stream=row["stream"], region=row["region"], reader=row["reader"])
             for row in self.reader_rows
         ]
         self.regions: dict[str, Latency] = {}
-        self.latest = [0] * len(
-            self.reader_rows
-        )  # the last position with an event, also a lost one
+        # The last position with an event that the reader received, or that was reported as lost.
+        self.latest = [0] * len(self.reader_rows)
         self.voids = [0] * len(self.reader_rows)  # positions reported to the reader as void
         self.losses = [0] * len(self.reader_rows)  # positions reported to the reader as lost
-        self.strange: set[int] = set()  # readers that received invalid positions
+        self.invalid: set[int] = set()  # readers that received invalid positions
+        # By `sid`:
         self.limits = [SPARE] * len(names)  # higher positions are invalid
-        self.unknown = [0] * len(names)  # positions that appear in no acknowledgement
-        self.acked_upto = [0] * len(names)
-        self.ends = [1] * len(names)
-        self.bytes = sum(row["bytes"] for row in published.values())
-        self.has_bare = any(row["bare"] for row in published.values())  # events without a key
+        self.unknown = [0] * len(names)  # number of positions that appear in no acknowledgement
+        self.acked_upto = [0] * len(names)  # the highest acknowledged position
+        self.ends = [1] * len(names)  # the highest end that a reader has reached
+        self.bytes = sum(row["bytes"] for row in published.values())  # of all keys and values
+        self.has_no_key = any(row["no_key"] for row in published.values())  # some events have none
         for sid, stream in enumerate(self.streams):
             if (row := published.get(stream.stream)) is not None:
                 stream.published, stream.acked = row["n"], row["acked"]
@@ -108,10 +110,11 @@ class Judge:
     # ------------------------------------------------------------ publishers' records
 
     def check_publishers(self) -> None:
+        """Each published stream has a reader, and the values of its events are unique."""
         for sid in sorted(set(range(len(self.streams))) - set(self.sid)):
             self._violated(sid, "published, and no reader recorded anything")
-        alike = self.published.groupBy("sid", "value").agg(F.min("number").alias("at"), many())
-        for row in examples(alike.where("n > 1"), "sid"):
+        same_value = self.published.groupBy("sid", "value").agg(F.min("number").alias("at"), many())
+        for row in examples(same_value.where("n > 1"), "sid"):
             words = "values were offered twice, so this trace cannot be judged: numbers"
             self._violated(row["sid"], f"{words} {shown(row)}")
 
@@ -120,8 +123,8 @@ class Judge:
     def check_order(self) -> None:
         """G2, R10, G9: positions and times rise, and all readers reach the same end."""
         rows = [
-            (rid, sid, told["stream"], told["reader"], told["first"], self.limits[sid])
-            for rid, (sid, told) in enumerate(zip(self.sid, self.reader_rows, strict=True))
+            (rid, sid, row["stream"], row["reader"], row["first"], self.limits[sid])
+            for rid, (sid, row) in enumerate(zip(self.sid, self.reader_rows, strict=True))
         ]
         ddl = "rid int, sid int, stream string, reader string, first bigint, limit bigint"
         readers = self._frame(rows, ddl)
@@ -137,10 +140,10 @@ class Judge:
             "value",
             F.unix_micros("timestamp").alias("time_us"),
             "got_ns",
-            F.expr("seq < first OR seq > limit OR range < 1").alias("strange"),
+            F.expr("seq < first OR seq > limit OR range < 1").alias("invalid"),
         )
-        self.given = given.where("NOT strange")
-        event, lost, strange = F.col("is_event"), F.col("is_lost"), F.col("strange")
+        self.given = given.where("NOT invalid")
+        event, lost, invalid = F.col("is_event"), F.col("is_lost"), F.col("invalid")
         positions = F.col("last") - F.col("lo") + 1
         found = in_order(
             given.drop("key", "value", "got_ns"),
@@ -151,18 +154,18 @@ class Judge:
             upto=F.max("number"),
             events=F.count_if(event),
             voids=F.sum(F.when(~event & ~lost, positions)),
-            losses=F.sum(F.when(lost & ~strange, positions)),
-            lost_at=F.min(F.when(lost & ~strange, F.col("lo"))),
-            end=F.max(F.when(~strange, F.col("last"))) + 1,
-            latest=F.max(F.when((event | lost) & ~strange, F.col("last"))),
-            strange=F.count_if(strange),
-            strange_at=F.min(F.when(strange, F.col("last"))),
+            losses=F.sum(F.when(lost & ~invalid, positions)),
+            lost_at=F.min(F.when(lost & ~invalid, F.col("lo"))),
+            end=F.max(F.when(~invalid, F.col("last"))) + 1,
+            latest=F.max(F.when((event | lost) & ~invalid, F.col("last"))),
+            invalid=F.count_if(invalid),
+            invalid_at=F.min(F.when(invalid, F.col("last"))),
             backwards=F.count_if(F.col("time_us") < F.col("time_before")),
             oldest=F.min("time_us"),
             newest=F.max("time_us"),
         )
-        if None in found:
-            self._refuse_strangers()
+        if None in found:  # rows of readers that are not in the table `readers`
+            self._refuse_unknown_readers()
         for rid, chunks in found.items():
             self._judge_order(rid, chunks)
         for rid, reader in enumerate(self.readers):
@@ -179,13 +182,15 @@ class Judge:
             # are void, and their number is known without looking at each.
             not_void = reader.delivered + self.losses[rid]
             reader.void = max(0, end - self.reader_rows[rid]["first"] - not_void)
-            silent = self.reader_rows[rid]["voids"] and reader.void != self.voids[rid]
-            if silent or reader.misordered or rid in self.strange:
+            # A reader that requests voids must get a row for each void position.
+            skipped = self.reader_rows[rid]["voids"] and reader.void != self.voids[rid]
+            if skipped or reader.misordered or rid in self.invalid:
                 suspects.append((rid, self.reader_rows[rid]["first"], end))
         if suspects:
             self._count_positions(suspects)
 
     def _judge_order(self, rid: int, chunks: list[Row]) -> None:
+        """Evaluate the results of `check_order` for one reader: a row for each chunk."""
         reader = self.readers[rid]
         if sum(row["n"] for row in chunks) != chunks[-1]["upto"] or any(
             row["again"] for row in chunks
@@ -203,10 +208,10 @@ class Judge:
             reader.lost += losses
             at = min(row["lost_at"] for row in chunks if row["losses"])
             self._accused(rid, f"G4 {{}}: {losses:,} positions were reported lost, from {at:,}")
-        if strange := sum(row["strange"] for row in chunks):
-            self.strange.add(rid)
-            at = min(row["strange_at"] for row in chunks if row["strange"])
-            words = f"{strange:,} positions that are invalid or were not requested, such as {at:,}"
+        if invalid := sum(row["invalid"] for row in chunks):
+            self.invalid.add(rid)
+            at = min(row["invalid_at"] for row in chunks if row["invalid"])
+            words = f"{invalid:,} positions that are invalid or were not requested, such as {at:,}"
             self._accused(rid, "G1 {}: " + words)
         fell, at = falls(chunks)
         reader.misordered += fell
@@ -240,12 +245,12 @@ class Judge:
         for rid, count in void.items():
             self.readers[rid].void = count
         self._each(places.where("event AND NOT only_event"), "G2 {}: void and an event at")
-        tellers = [rid for rid in void if self.reader_rows[rid]["voids"]]
-        silent = places.where(F.col("event").isNull() & F.col("rid").isin(tellers))
-        for rid, n in self._each(silent, "G2 {}: skipped without a void").items():
+        with_voids = [rid for rid in void if self.reader_rows[rid]["voids"]]
+        skipped = places.where(F.col("event").isNull() & F.col("rid").isin(with_voids))
+        for rid, n in self._each(skipped, "G2 {}: skipped without a void").items():
             self.readers[rid].lost += n
 
-    def _refuse_strangers(self) -> None:
+    def _refuse_unknown_readers(self) -> None:
         known = self._frame(
             [(row["stream"], row["reader"]) for row in self.reader_rows],
             "stream string, reader string",
@@ -269,9 +274,10 @@ class Judge:
         given_twice = False
         for sid, end in enumerate(self.ends):
             chunks = found.get(sid, [])
-            again, _ = falls(chunks)
-            self.unknown[sid] = end - 1 - sum(row["inside"] for row in chunks) + again
-            given_twice |= again > 0
+            # The positions are sorted: if one does not rise, it was acknowledged again.
+            repeated, _ = falls(chunks)
+            self.unknown[sid] = end - 1 - sum(row["inside"] for row in chunks) + repeated
+            given_twice |= repeated > 0
         if not given_twice:
             return
         given = self.acks.groupBy("sid", F.col("seq").alias("at")).agg(many())
@@ -299,7 +305,7 @@ class Judge:
         acked = sum(stream.acked for stream in self.streams)
         tasks = int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1)
         acks = acks.hint(join_hint(acked, self.bytes, tasks))
-        fit = F.col("fits") <= OTHER_KEY
+        fit = F.col("fits") <= OTHER_KEY  # the value is the acknowledged one
         self.got = (
             self.given.where("is_event")
             .withColumn("place", _place("last"))
@@ -364,12 +370,14 @@ class Judge:
         streams = F.broadcast(self._frame(suspects, "sid int, end bigint"))
         every = self.spark.range(1, max(end for _, end in suspects)).toDF("seq")
         places = every.crossJoin(streams).where("seq < end").select("sid", "seq")
-        nobody = places.join(self.truth, ["sid", "seq"], "left_anti")
-        for row in examples(nobody.withColumnRenamed("seq", "at"), "sid"):
+        unpublished = places.join(self.truth, ["sid", "seq"], "left_anti")
+        for row in examples(unpublished.withColumnRenamed("seq", "at"), "sid"):
             self.streams[row["sid"]].duplicated += row["n"]
             self._violated(row["sid"], f"G1 nobody published what stands at {shown(row)}")
 
     def _look_up(self) -> None:
+        """Identify the events of `odd` readers by their values, and report those that nobody
+        published, or that have another key or position than the acknowledged ones."""
         other_key = self.got.where(F.col("fits") == OTHER_KEY).select(
             "rid", F.col("last").alias("at")
         )
@@ -392,18 +400,19 @@ class Judge:
         displaced = real.where(F.col("fits") == OTHER_EVENT)
         for rid, n in self._each(displaced, "G10 {}: got another event than stands at").items():
             self.readers[rid].lost += n
-        mine = F.concat_ws("/", "sid", "publisher", "number")
-        own = F.concat_ws("/", "sid", "own_seq")
+        # An event's id: its acknowledged position; without one, its publisher and number.
+        by_publisher = F.concat_ws("/", "sid", "publisher", "number")
+        by_position = F.concat_ws("/", "sid", "own_seq")
         self.resolved = real.select(
             "rid", "last", F.col("own_key").alias("key"),
-            F.when(F.col("own_seq").isNull(), mine).otherwise(own).alias("id"),
+            F.when(F.col("own_seq").isNull(), by_publisher).otherwise(by_position).alias("id"),
         )  # fmt: skip
         unknown = real.where(F.col("fits") == NO_ACK).select(
             "sid", "at", "publisher", "number", "own_key", "own_seq"
         )
         unknown = self._keep(unknown.distinct())
-        torn = unknown.groupBy("sid", "at").agg(many()).where("n > 1")
-        for row in examples(torn, "sid"):
+        differing = unknown.groupBy("sid", "at").agg(many()).where("n > 1")
+        for row in examples(differing, "sid"):
             self.streams[row["sid"]].lost += row["n"]
             words = "G10 readers got different events at"
             self._violated(row["sid"], f"{words} {shown(row)}")
@@ -457,13 +466,13 @@ class Judge:
         suspects = self._unexplained(within, F.broadcast(readers))
         if suspects is None:
             return
-        there = self.given.where("is_event").select("rid", F.col("last").alias("seq"))
+        received = self.given.where("is_event").select("rid", F.col("last").alias("seq"))
         if any(self.losses):  # positions reported as lost are counted already
-            there = there.unionByName(self._lost_positions())
+            received = received.unionByName(self._lost_positions())
         lost = (
             suspects.where("seq >= first")
             .select("rid", "seq")
-            .join(there, ["rid", "seq"], "left_anti")
+            .join(received, ["rid", "seq"], "left_anti")
         )
         named = lost.withColumnRenamed("seq", "at")
         for rid, n in self._each(named, "G4 {}: neither delivered nor outdated").items():
@@ -503,9 +512,9 @@ class Judge:
             .select("sid", "key", "rid", "first", "newest_got")
         )
         suspects = []
-        if self.has_bare:
-            bare = known.where("key IS NULL").join(readers, "sid")
-            suspects.append(bare.select("rid", "first", "seq"))
+        if self.has_no_key:
+            without_key = known.where("key IS NULL").join(readers, "sid")
+            suspects.append(without_key.select("rid", "first", "seq"))
         if not behind.isEmpty():
             later = known.join(behind, ["sid", "key"]).where("seq > newest_got")
             suspects.append(later.select("rid", "first", "seq"))
@@ -551,6 +560,7 @@ class Judge:
         return {row["rid"]: row["n"] for row in found}
 
     def _accused(self, rid: int, words: str) -> None:
+        """Add a violation for a reader; `{}` in the text stands for its name."""
         self._violated(self.sid[rid], words.format(self.readers[rid].reader))
 
     def _violated(self, sid: int, words: str) -> None:

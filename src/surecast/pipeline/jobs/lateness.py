@@ -33,10 +33,11 @@ class Lateness:
     """Latencies of each reader, counted by step: exp(step / STEPS) nanoseconds."""
 
     def __init__(self, readers: int) -> None:
-        self._counts: list[dict[int, int]] = [{} for _ in range(readers)]
-        self._longest = [0] * readers
+        self._counts: list[dict[int, int]] = [{} for _ in range(readers)]  # by step
+        self._longest = [0] * readers  # the longest latency, in nanoseconds
 
     def add(self, rid: int, step: int, count: int, longest: int) -> None:
+        """Count latencies of a reader (by its number) that belong to the same step."""
         self._counts[rid][step] = self._counts[rid].get(step, 0) + count
         self._longest[rid] = max(self._longest[rid], longest)
 
@@ -50,7 +51,7 @@ class Lateness:
             return None
         steps = np.array(sorted(sums))
         below = np.cumsum([sums[step] for step in steps.tolist()])
-        at = np.searchsorted(below, np.array(QUANTILES) * below[-1])
+        at = np.searchsorted(below, np.array(QUANTILES) * below[-1])  # the step of each quantile
         longest = max(self._longest[rid] for rid in rids)
         quantiles = np.minimum(np.exp(steps[at] / STEPS), longest)
         return Latency(*(round(float(ns) / 1e6, 3) for ns in (*quantiles, longest)))

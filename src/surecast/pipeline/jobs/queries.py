@@ -42,9 +42,9 @@ def in_order(
     row for each chunk, in order:
 
     - `fell`: how often positions fall; `fell_after`: the smallest `last` after which they fall
-    - `again`: how often two rows have the same place
+    - `again`: how often a row has the same place as the row before it
     - `first_lo`, `final_last`: where the chunk begins and ends
-    - the aggregates `tell`
+    - the columns of the aggregates `tell`
     """
     chunk = F.floor((F.col(place) - 1) / chunk_rows)
     window = Window.partitionBy(group, "chunk").orderBy(place)

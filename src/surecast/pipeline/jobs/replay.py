@@ -3,10 +3,10 @@
     surecast pipeline replay /lake/orders --stream orders --to orders.again --rate 50000
 
 Events are published in the order of `seq`, in slices of a fixed number of positions; each slice is
-a Spark job. With a rate, slices are smaller (two seconds), and the replay waits after each slice
-until the next one is due. With a name, the replay publishes each event exactly once under that
-name: the region stores the position that the replay has reached, and another run continues after
-this position, also if the archive has grown meanwhile.
+a Spark job. With a rate, slices are smaller (the events of two seconds), and the replay waits after
+each slice until the next one is due. With a name, the replay publishes each event exactly
+once under that name: the region stores the position that the replay has reached, and another run
+continues after this position, also if the archive has grown meanwhile.
 
 Void and lost positions are left out; the number of lost positions is logged as a warning.
 """
@@ -30,7 +30,7 @@ log = logging.getLogger("surecast.pipeline")
 
 SLICE: Final = 100_000  # positions published at a time
 SLICE_S: Final = 2.0  # maximum duration of a slice in a replay with a rate
-Said = Callable[[int, int], None]  # events published, events in all
+Report = Callable[[int, int], None]  # events published so far, events in all
 
 
 def replay(
@@ -41,7 +41,7 @@ def replay(
     rate: float = 0.0,
     name: str = "",
     positions: int = SLICE,
-    say: Said = lambda done, total: None,
+    say: Report = lambda done, total: None,
     sleep: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.monotonic,
 ) -> int:
@@ -58,7 +58,7 @@ def replay(
     if rate:
         positions = min(positions, max(1, math.ceil(rate * SLICE_S)))
     events, target = _events(rows), {**options, "stream": to}
-    before, after = 0, -1
+    before, after = 0, -1  # events published by earlier runs, and the position they have reached
     if name:
         before, after = _done_before(events, target, name)
         events = events.where(f"seq > {after}")
@@ -67,6 +67,7 @@ def replay(
     if before:
         say(before, total)
     for last, count in slices:
+        # A slice begins at a multiple of `positions` (see `_slices`).
         part = events.where(f"seq BETWEEN {last // positions * positions} AND {last}")
         identity = {"queryId": name, "queryPart": f"{after}..{last}"} if name else {}
         writer = part.sort("seq").drop("seq").write.format("surecast").mode("append")
@@ -83,15 +84,15 @@ def _done_before(events: DataFrame, options: Mapping[str, str], name: str) -> tu
     """How many of these events were published before under this name, and up to which position."""
     from surecast.pipeline.sink import resumed
 
-    came = resumed({**options, "queryId": name})
-    found = events.where(f"seq <= {came.done}").count()
-    if found > came.rows:
+    outcome = resumed({**options, "queryId": name})
+    found = events.where(f"seq <= {outcome.done}").count()
+    if found > outcome.rows:
         raise UsageError(
-            f"replay {name!r} has published {came.rows:,} events up to position {came.done}, and "
-            f"these rows have {found:,} up to there: a replay only continues after its position. "
-            "Replay them under another name"
+            f"replay {name!r} has published {outcome.rows:,} events up to position {outcome.done}, "
+            f"and these rows have {found:,} up to there: a replay only continues after its "
+            "position. Replay them under another name"
         )
-    return found, came.done
+    return found, outcome.done
 
 
 def _events(rows: DataFrame) -> DataFrame:

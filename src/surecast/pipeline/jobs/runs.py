@@ -27,7 +27,9 @@ __all__ = [
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Runs = tuple[Ints, Ints, Flags, Ints]  # lo, hi, a flag, a number taken from the run's last row
+# The columns of runs: lo, hi, a flag (in `compact`: whether it is live), and a number that belongs
+# to the run's last row (in `compact`: its time).
+Runs = tuple[Ints, Ints, Flags, Ints]
 
 BUCKET: Final = 1 << 20  # positions that one task processes together
 NOTHING: Final = np.iinfo(np.int64).min  # stands for null in arrays of numbers
@@ -57,6 +59,7 @@ def cut(lo: Ints, hi: Ints, flag: Flags, number: Ints, bucket: int) -> Runs:
     pieces = last - first + 1
     if not (pieces > 1).any():
         return lo, hi, flag, number
+    # For each piece: the index of its run, and its index among the pieces of this run.
     of = np.repeat(np.arange(lo.size), pieces)
     nth = np.arange(of.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     begin = (first[of] + nth) * bucket + 1

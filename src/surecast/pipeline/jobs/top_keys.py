@@ -26,12 +26,12 @@ __all__ = ["TopKey", "counts", "top_keys"]
 class TopKey(NamedTuple):
     """One row of the result; `rank` 1 is the most frequent key of its stream and window."""
 
-    begin: datetime
+    begin: datetime  # of the window
     end: datetime
     stream: str
     rank: int
-    key: bytes | None
-    events: int
+    key: bytes | None  # None: all events without a key
+    events: int  # number of events with this key
 
 
 def counts(rows: DataFrame, window: str, late: str) -> DataFrame:
@@ -63,6 +63,9 @@ def top_keys(
     every: str = "2 seconds",
 ) -> StreamingQuery:
     """Start the query. `tell` is called with the `top` keys of each complete window, in order.
+
+    `window` and `late` are intervals in Spark's notation. With `once`, the query ends after the
+    events that exist now; otherwise it looks for new events at the interval `every`.
 
     With a `checkpoint`, a restarted query continues where it was stopped. The windows of its last
     batch may then be reported twice, because Spark calls `foreachBatch` at least once.

@@ -54,6 +54,8 @@ TABLES: Final = {
 
 
 class Trace(NamedTuple):
+    """The tables of a trace, with the columns listed above."""
+
     published: DataFrame
     delivered: DataFrame
     readers: DataFrame

@@ -54,7 +54,7 @@ BLOCK: Final = 1 << 18  # events that share a random generator; changing it chan
 BLOCKS_A_TASK: Final = 16  # 4 M events: some seconds of work, and a Parquet file of useful size
 ROWS: Final = 1 << 15  # maximum rows of an Arrow batch
 NBYTES: Final = 16 << 20  # maximum bytes of the values of an Arrow batch
-EVENTS_MAX: Final = 10**12
+EVENTS_MAX: Final = 10**12  # of a workload
 _PLAN, _BLOCKS, _NEWCOMERS = range(3)  # what a random generator is used for
 
 
@@ -64,12 +64,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     events: int
     law: Law = "zipf"
-    skew: float = 1.1
+    skew: float = 1.1  # exponent of the law
     keys: int = 100_000  # zipf: number of keys; population: number at first; zeta: ignored
     new_share: float = 0.05  # population: the share of events that add a new key
     newcomers: Newcomers = "zeta"  # population: new keys enter at a rank drawn by Zeta, or last
     rate: float = 1_000_000.0  # events a second, Poisson
-    start_us: int = 1_735_689_600_000_000  # 2025-01-01
+    start_us: int = 1_735_689_600_000_000  # microseconds since 1970: 2025-01-01
     value_bytes: int = 10
     stream: str = "workload"
     seed: int = 1
@@ -101,8 +101,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(NamedTuple):
     """The numbers by which a block depends on earlier blocks, for all blocks."""
 
-    time_s: Floats  # the time when each block begins; it ends when the next block begins
-    keys: Ints  # population: the number of keys before block b
+    time_s: Floats  # when each block begins, in seconds after the start; at last, the end of all
+    keys: Ints  # population: the number of keys before each block; at last, the number of all
     slots: Ints | None  # only if new keys enter at ranks drawn by Zeta: see insertions.py
 
 
@@ -146,17 +146,17 @@ def plan_of(spec: Workload) -> Plan:
     rng = _generator(spec, _PLAN)
     sizes = np.full(spec.blocks, BLOCK, np.int64)
     sizes[-1] = spec.events - BLOCK * (spec.blocks - 1)
-    lasts_s = rng.gamma(sizes.astype(np.float64), 1.0 / spec.rate)
-    time_s = np.concatenate(([0.0], np.cumsum(lasts_s)))
+    durations_s = rng.gamma(sizes.astype(np.float64), 1.0 / spec.rate)
+    time_s = np.concatenate(([0.0], np.cumsum(durations_s)))
     if spec.law != "population":
         return Plan(time_s, np.zeros(0, np.int64), None)
     chosen = sizes.copy()
     if not spec.keys:
         chosen[0] -= 1  # the first event must add a key: there is none to update
-    fresh = rng.binomial(chosen, spec.new_share)
+    new_keys = rng.binomial(chosen, spec.new_share)
     if not spec.keys:
-        fresh[0] += 1
-    keys = spec.keys + np.concatenate(([0], np.cumsum(fresh)))
+        new_keys[0] += 1
+    keys = spec.keys + np.concatenate(([0], np.cumsum(new_keys)))
     if spec.newcomers == "last":
         return Plan(time_s, keys, None)
     after = np.arange(spec.keys + 1, keys[-1] + 1, dtype=np.int64)  # number of keys after each
@@ -210,6 +210,7 @@ def block_of(spec: Workload, plan: Plan, block: int, ranking: Ranking | None) ->
 def _population(
     spec: Workload, plan: Plan, block: int, rng: Generator, size: int, ranking: Ranking | None
 ) -> Ints:
+    """The key ids of a block's events, if keys are added while the workload runs."""
     before, after = int(plan.keys[block]), int(plan.keys[block + 1])
     new = np.zeros(size, np.bool_)
     if before:
@@ -217,9 +218,9 @@ def _population(
     else:
         new[0] = True
         new[1 + rng.choice(size - 1, after - 1, replace=False, shuffle=False)] = True
-    there = before + np.cumsum(new, dtype=np.int64)
-    ranks = there.copy()
-    ranks[~new] = _zipf(int(plan.keys[-1]), spec.skew).sample_among(rng, there[~new])
+    existing = before + np.cumsum(new, dtype=np.int64)  # number of keys after each event
+    ranks = existing.copy()  # of a new key: the last rank
+    ranks[~new] = _zipf(int(plan.keys[-1]), spec.skew).sample_among(rng, existing[~new])
     if ranking is None:
         return ranks - 1  # new keys enter at the end, so ranks never change
     return ranking.keys(before, new, ranks)
@@ -235,6 +236,8 @@ def _zipf(keys: int, skew: float) -> Zipf:
 
 
 def _rows(spec: Workload, first: int, ids: Ints, times_us: Ints) -> pa.RecordBatch:
+    """The rows of events with the positions from `first` on. A value is zeros, and ends with the
+    position (big-endian, as far as it fits)."""
     import pyarrow as pa
 
     count = ids.size

@@ -49,9 +49,11 @@ class SprinklerObserver:
     def alarms(self, layers: Layers) -> Iterator[tuple[str, str]]:
         regions: RegionSync = layers["sprinkler"]
         for peer in regions.peers.values():
-            if not regions.is_live(peer):
-                ago = (regions.now_ns - peer.heard_ns) / 1e9
-                heard = f"last heard {ago:.0f} s ago" if peer.heard_ns >= 0 else "never heard"
+            silent_ns = regions.now_ns - peer.heard_ns
+            if peer.heard_ns < 0:
+                yield "region-unreachable", f"{peer.name}, never heard"
+            elif silent_ns > regions.config.dead_ns:  # less if its tail has just been replaced
+                heard = f"last heard {silent_ns / 1e9:.0f} s ago"
                 yield "region-unreachable", f"{peer.name}, {heard}"
             if peer.heard_ns >= 0 and peer.owners != regions.owners:
                 yield "owners-differ", peer.name

@@ -25,13 +25,13 @@ Ints = NDArray[np.int64]
 
 NEW_KEYS_A_TICK = 10  # the paper's λ for insertions
 SKEWS = (1.1, 1.3, 1.5)
-LAMBDAS = (20, 200)
-TICKS = 20_000
+LAMBDAS = (20, 200)  # mean number of updates per tick
+TICKS = 20_000  # the model's unit of time; λ and ages are relative to it
 TICKS_QUICK = 2_000
-BINS_A_DECADE = 10
+BINS_A_DECADE = 10  # bins of ages, for each power of ten
 AGE_FIRST = 10  # younger keys are excluded: they still have the top ranks, where there is no slope
 BIN_EVENTS_MIN = 20  # with fewer events the logarithm of a bin is mostly noise
-STRAIGHT_R2 = 0.99
+STRAIGHT_R2 = 0.99  # points with at least this R² count as a straight line
 
 
 def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
@@ -46,7 +46,8 @@ def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
 
 
 def run_point(point: Point) -> list[Row]:
-    """Invalidations by age of key, and a straight line fitted to them."""
+    """Invalidations (updates of a key, which make its previous value invalid) by the key's age, and
+    a straight line fitted to them."""
     skew, lam, ticks, seed = (point[name] for name in ("skew", "lambda", "ticks", "seed"))
     rng = np.random.default_rng([seed, round(skew * 100), lam])
     binned = bin_by_age(ages_at_invalidation(rng, skew, lam, ticks), ticks)
@@ -81,11 +82,11 @@ def bin_by_age(ages: Ints, ticks: int) -> list[Row]:
         total = int(counts[lo:hi].sum())
         rows.append(
             {
-                "age": float(np.sqrt(lo * (hi - 1))),
+                "age": float(np.sqrt(lo * (hi - 1))),  # the middle, on a logarithmic axis
                 "age_lo": int(lo),
                 "age_hi": int(hi),
                 "events": total,
-                "invalidations": total / (hi - lo),
+                "invalidations": total / (hi - lo),  # per tick of age
             }
         )
     return rows
@@ -102,11 +103,11 @@ def fit_line(binned: Sequence[Row], age_lo: float, age_hi: float) -> Row:
     off = y - (slope * x + level)
     return {
         "slope": float(slope),
-        "level": float(10**level),
+        "level": float(10**level),  # the line's value at age 1
         "r2": float(1 - off @ off / ((y - y.mean()) @ (y - y.mean()))),
         "worst": float(10 ** np.abs(off).max()),  # the largest factor between a bin and the line
         "age_last": float(used[-1]["age"]),
-        "at_100": float(10 ** (level + 2 * slope)),
+        "at_100": float(10 ** (level + 2 * slope)),  # the line's value at age 100: log10 is 2
     }
 
 
@@ -157,15 +158,18 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
         scale=f"{ticks} ticks from an empty set, {NEW_KEYS_A_TICK} new keys and λ updates a tick",
         seeds=list(dict.fromkeys(row["seed"] for row in rows)),
         notes=[
-            "Reading: λ is the mean number of events a tick; a new key enters at a rank drawn by "
-            "Zeta(skew) (beyond the last key: last) and pushes the others down; updates draw a rank"
-            " by Zipf(skew) over the keys there are.",
-            f"Straight means R² >= {STRAIGHT_R2} for every seed over ages {AGE_FIRST} to "
-            f"{ticks // 10} ticks, in bins of {BINS_A_DECADE} a decade with at least "
-            f"{BIN_EVENTS_MIN} invalidations. Below, the lines flatten or steepen with the top "
-            "ranks; above, the end of the run cuts them down, since few keys get that old.",
-            "The paper's axis values and its other skews and λ are not known: shapes and order are "
-            "compared, not heights. There is nothing to beat: this checks the model.",
+            "Our interpretation: λ is the mean number of updates per tick. The rank of a new key "
+            "is drawn from Zeta(skew), and the keys from this rank on move down; if the rank is "
+            "beyond the last key, the new key becomes the last. Updates draw a rank from "
+            "Zipf(skew) over the existing keys.",
+            f"Straight means R² >= {STRAIGHT_R2} for every seed, for ages from {AGE_FIRST} to "
+            f"{ticks // 10} ticks, in {BINS_A_DECADE} bins for each power of ten; bins with fewer "
+            f"than {BIN_EVENTS_MIN} invalidations are not used. At smaller ages the lines bend, "
+            "because these keys have the top ranks. At larger ages they fall, because few keys get "
+            "that old before the run ends.",
+            "The values on the paper's axes and its other skews and λ are not known, so shapes and "
+            "order are compared, and not heights. This experiment checks the model, so no result "
+            "can be better than the paper's.",
         ],
     )
 
@@ -183,8 +187,9 @@ def draw(summary: Summary, path: Path) -> None:
             which = {"skew": skew, "lambda": lam}
             slope = summary.mean("slope", measure="line", **which)
             mark = " (named in the paper)" if (skew, lam) == (1.1, 200) else ""
+            # Ages of bins that have events; an empty bin cannot be drawn on a logarithmic axis.
             hit = {row["age"] for row in summary.pick("events", **which) if row["max"] > 0}
-            figures.bars(
+            figures.error_bars(
                 ax,
                 summary.line("age", "invalidations", **which).only(hit),
                 f"skew {skew}, λ {lam}: slope {slope:.2f}{mark}",
@@ -212,12 +217,13 @@ EXPERIMENTS = (
     Experiment(
         id="sprinkler-e5",
         title="Invalidations of keys by age (Fig. 9)",
-        question="Do old keys draw fewer updates, as a straight line on logarithmic axes?",
+        question="Are keys updated less as they get older, so that the number of updates over the "
+        "age is a straight line on logarithmic axes?",
         paper="Zipf-like decay with age, steeper with more skew, higher with larger λ; "
         "skew 1.1 with λ = 200 resembles a real social site. Axis values unknown.",
-        setup="The workload model runs from an empty set of keys: a tick brings ten new keys and λ "
-        "updates on average. Counted is, for every update, the age in ticks of the key it hits. No "
-        "protocol takes part: this checks the generator that E6 uses.",
+        setup="The workload model begins without keys. Each tick has ten new keys and λ updates on "
+        "average. For every update, the age of the updated key is counted, in ticks. No protocol "
+        "takes part: this checks the generator that E6 uses.",
         by={
             "measure": str,
             "skew": float,

@@ -17,10 +17,10 @@ __all__ = ["BATCH_NS", "OUR_BYTES", "PAPER_BYTES", "RATE", "RETAINED", "Driver",
 
 RATE = 864_000  # events a second and region, the paper's load
 BATCH_NS = 10 * MS
-HEADER_BYTES = 128  # header of a frame
+HEADER_BYTES = 128  # size of the frame of a batch without its events
 OUR_BYTES = 18.15  # size of an event of ten bytes in a real frame
 PAPER_BYTES = 10.0  # size of an event in the paper, which ignores all overhead
-RETAINED = 100_000_000  # the paper's rule: older events than the last so many are garbage
+RETAINED = 100_000_000  # the paper's rule: only this number of the newest events is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Load:
     """A constant rate: a batch every `BATCH_NS`, from `begin_ns` to `end_ns`."""
 
     end_ns: int
-    begin_ns: int = 0
-    rate: int = RATE
+    begin_ns: int = 0  # 0: begin when the stream is open
+    rate: int = RATE  # events per second
     event_bytes: float = OUR_BYTES
 
     @property
@@ -44,9 +44,12 @@ class Load:
 class Driver:
     """Opens a stream and publishes a batch every `BATCH_NS`, independent of the answers.
 
-    It is a machine like `protocols.streams.publisher`. But its batches contain no events, only
-    their number and size, so that the simulator needs only a few hundred messages for a second with
-    a million events.
+    It is a state machine like `protocols.streams.publisher`. But its batches contain no events,
+    only their number and size, so that the simulator needs only a few hundred messages for a second
+    with a million events.
+
+    Its timers are "open" (create the stream), "publish" (the next batch) and "again" (send all
+    batches that are not acknowledged once more, after a refusal).
     """
 
     def __init__(self, stream: str, head: str, load: Load, rng: Random) -> None:
@@ -54,10 +57,10 @@ class Driver:
         self.head = head
         self.load = load
         self.rng = rng
-        self.publisher = self.stream_id = b""
-        self.next_no = 1
-        self.waiting: deque[Batch] = deque()  # not acknowledged, oldest first
-        self.refused = 0
+        self.publisher = self.stream_id = b""  # ids; empty until they are known
+        self.next_no = 1  # the number of the next event
+        self.waiting: deque[Batch] = deque()  # batches that are not acknowledged, oldest first
+        self.refused = 0  # answers that refused a batch
 
     def step(self, now_ns: int, inp: Any) -> list[Any]:
         if isinstance(inp, Received):
@@ -103,6 +106,7 @@ class Driver:
             opened = Emit(Opened(message.name, message.info))
             return [opened, SetTimer("publish", max(now_ns, begin_ns))]
         if isinstance(message, PubAck):
+            # The number of the first event of the last batch that this message acknowledges.
             last = message.more[-1][0] if message.more else message.pub_no
             while self.waiting and self.waiting[0].pub_no <= last:
                 self.waiting.popleft()  # heads acknowledge in order

@@ -24,9 +24,13 @@ __all__ = ["EXPERIMENTS", "claims", "measured", "points", "verdict_of"]
 
 LOAD = 1 / 8  # share of the paper's load: about 100,000 events a second, one stream
 SIZES = (10, 30, 100, 300, 1000)
+# Name of a variant, in the column "reading" → the number of clients that each replica notifies of
+# (tells) an event.
 READINGS = {"each replica tells 1": 1, "each replica tells 4": 4}
-REAL = "real processes"
-EXCESS_MAX = 0.5  # allowed copies of an event beyond those to the clients that servers notify
+REAL = "real processes"  # the name of the results in mesh_measured.json
+# Servers may send this number of copies of an event (a mean) in addition to those that they send to
+# the clients they notify.
+EXCESS_MAX = 0.5
 
 
 def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
@@ -47,6 +51,7 @@ def run_one(point: Point) -> list[Row]:
     setting |= {"server_fanout": fanout}
     place = {"regions": ["r0"], "meshed": ["r0"], "measure_ns": point["seconds"] * SECOND}
     named = {name: point[name] for name in ("reading", "clients", "seed")}
+    # `told`: the number of clients that all servers together notify.
     return run_point({**named, **setting, **place}, told=fanout * REPLICAS)
 
 
@@ -115,8 +120,8 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
         f"of 10 ms; {len(simulated)} runs",
         seeds=list(dict.fromkeys(row["seed"] for row in simulated)),
         notes=[
-            "Our mesh, fanout 4, shuffle time 1 s, settled views, clients spread over the three "
-            "replicas. There is nothing to beat.",
+            "Our mesh with fanout 4 and shuffle time 1 s. The clients know random peers from the "
+            "start, and are distributed over the three replicas. The paper has no figure to beat.",
         ],
     )
 
@@ -125,7 +130,7 @@ def draw(summary: Summary, path: Path) -> None:
     figure, (ax,) = figures.axes(1, 1, 7, 4.8)
     for n, (reading, fanout) in enumerate(READINGS.items()):
         line = summary.line("clients", "from_server", reading=reading)
-        figures.bars(ax, line, reading, figures.COLOURS[n], "o")
+        figures.error_bars(ax, line, reading, figures.COLOURS[n], "o")
         notified = fanout * REPLICAS
         ideal = [min(1.0, notified / size) for size in line.x]
         ax.plot(line.x, ideal, "--", lw=1, color=figures.COLOURS[n], label=f"{notified}/n")
@@ -147,10 +152,10 @@ EXPERIMENTS = (
         id="sprinkler-economy",
         title="What a server sends as the mesh grows",
         question="Does a server's work for each client fall as 1/n?",
-        paper="Not measured there; a proxy notifies F clients, whatever their number.",
+        paper="Not measured in the paper; a proxy notifies F clients, whatever their number.",
         setup="Simulated: one region of three replicas, a stream of about 100,000 events/s, 10 to "
-        "1000 mesh clients with a fanout of 4. Counted is which share of their events came from a "
-        "server; a few points of real processes stand beside it.",
+        "1000 mesh clients with a fanout of 4. The result is the share of their events that came "
+        "from a server. A few points were measured with real processes, for comparison.",
         by={**NAMES, "told": int, "clients": int, "what": str},
         values={name: kind for name, kind in VALUES.items() if name != "clients"},
         points=points,

@@ -48,7 +48,7 @@ NAMED_POINTS = (100_000, 150_000, 1_000_000, 10_000_000)  # numbers of events qu
 BATCH_ROWS = 1_000
 COMPACT_ROWS = 4_096  # rows of a batch after compaction
 VALUE_SIZE = 10  # bytes; the paper's throughput experiments use events of ten bytes
-STREAM_ID = bytes(range(16))
+STREAM_ID = bytes(range(16))  # any id
 
 # ---------------------------------------------------------------- through the retention code
 
@@ -78,7 +78,8 @@ def batches_of(keys: Ints, value_size: int = VALUE_SIZE) -> Iterator["Batch"]:
 def keep_latest(
     batches: Iterable["Batch"], checkpoints: Sequence[int] = ()
 ) -> tuple["RetentionIndex", list[int]]:
-    """Feed the batches to a latest-per-key index; count the live events at each checkpoint."""
+    """Feed the batches to a latest-per-key index. Returns the index, and the number of events that
+    are not void at each checkpoint."""
     from surecast.columns.retention import LatestPerKey, RetentionIndex
 
     def read(lo: int, hi: int) -> list["Batch"]:
@@ -89,7 +90,7 @@ def keep_latest(
     stored = []
     for batch in batches:
         index.feed(batch, read)
-        fed = batch.hi - 1
+        fed = batch.hi - 1  # events so far; positions begin at 1
         if fed in wanted:
             stored.append(fed - sum(voids.total() for voids in index.voids.values()))
     return index, stored
@@ -168,7 +169,8 @@ def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
 
 
 def run_point(point: Point) -> list[Row]:
-    """Events stored at each checkpoint; bytes, too, for the main workload."""
+    """Events stored at each checkpoint ("stored"). For the main workload also bytes: of the log
+    before and after compaction ("log"), and sent to a region that returns ("wan")."""
     part, reading, skew, events, seed = (
         point[name] for name in ("part", "reading", "skew", "events", "seed")
     )
@@ -271,7 +273,7 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
 
 
 def _last(rows: Sequence[Row], part: str) -> int:
-    """The number of events in the runs of a part."""
+    """The number of events in the runs of a part of the figure, "a" or "b"."""
     return int(max(row["events"] for row in rows if row["part"] == part))
 
 
@@ -280,6 +282,7 @@ def _percent(shares: Sequence[float]) -> str:
 
 
 def _near(values: Sequence[float], target: float) -> bool:
+    """Whether every value differs from the target by at most TOLERANCE."""
     return all(abs(value - target) <= TOLERANCE for value in values)
 
 
@@ -299,7 +302,7 @@ def _little(rows: Sequence[Row], reading: str, last: int) -> bool:
 
 
 def _by_workload(rows: Sequence[Row]) -> dict[str, dict[str, Spread]]:
-    """Saved shares of every workload at the round numbers of events."""
+    """Saved shares of every workload at NAMED_POINTS, as far as its runs have that many events."""
     kinds = dict.fromkeys((row["part"], row["reading"], row["skew"]) for row in rows)
     points = {
         part: {row["events"] for row in rows if row["part"] == part and row["measure"] == "stored"}
@@ -320,24 +323,26 @@ def _notes(rows: Sequence[Row], last_a: int, last_b: int) -> list[str]:
         return f"{100 * float(np.mean(saved(rows, reading, skew, events))):.1f} %"
 
     return [
-        "Reading of (a): each event's key is an independent Zeta draw, with no list of keys at all."
-        " It is the only reading here that also saves more with more skew. The share saved grows"
-        " with the number of events, and the paper's number is unknown; "
+        "Interpretation of (a): the key of each event is drawn from Zeta, independently of the"
+        " others; there is no list of keys. Of the interpretations here, only this one also saves"
+        " more with more skew. The share saved grows with the number of events, and the paper's"
+        " number is unknown. "
         + (
-            f"judged at {last_a:,}."
+            f"The share is judged after {last_a:,} events."
             if last_a >= JUDGED_FROM
-            else f"{last_a:,} are too few to judge."
+            else f"{last_a:,} events are too few to judge the share."
         ),
-        "Rank insertion as in E5 contradicts the paper's second claim: with λ = 20 it saves "
-        f"{share(RANKED_20, 1.1, last_a)} at skew 1.1 and {share(RANKED_20, 1.5, last_a)} at 1.5,"
-        f" with λ = 200 {share(RANKED_200, 1.1, last_a)} and {share(RANKED_200, 1.5, last_a)}: more"
-        " skew puts more newcomers near the top, where each is updated at least once. When the"
-        " insertion is itself a stored event, saved is λ / (λ + 10) at any skew.",
+        "Rank insertion as in E5 contradicts the paper's second claim. With λ = 20 it saves "
+        f"{share(RANKED_20, 1.1, last_a)} at skew 1.1 and {share(RANKED_20, 1.5, last_a)} at 1.5;"
+        f" with λ = 200 {share(RANKED_200, 1.1, last_a)} and {share(RANKED_200, 1.5, last_a)}. The"
+        " reason: with more skew more new keys enter near the top, where each is updated at least"
+        " once. If the insertion of a key is itself a stored event, the share saved is λ / (λ + 10)"
+        " at any skew.",
         "On 100,000 keys, too, the share grows with the number of events: at skew 1.1 it is"
         f" {share(FIXED, 1.1, 100_000)} at 100,000, {share(FIXED, 1.1, POINT)} at {POINT:,} (judged"
         f" here; the paper's number is unknown) and {share(FIXED, 1.1, last_b)} at {last_b:,}.",
-        "Reading of (b): only updates are events; new keys start as the least popular. If they"
-        " enter at a Zeta rank instead, the paper's 'little difference' fails at higher skew:"
+        "Interpretation of (b): only updates are events; new keys start as the least popular. If"
+        " they enter at a Zeta rank instead, the paper's 'little difference' fails at higher skew:"
         f" {share(FIXED, 1.5, last_b)} becomes {share(GROWING, 1.5, last_b)} at skew 1.5 and"
         f" {last_b:,} events ({share(FIXED, 1.1, last_b)} becomes {share(GROWING, 1.1, last_b)}"
         " at 1.1).",
@@ -352,13 +357,15 @@ EXPERIMENTS = (
     Experiment(
         id="sprinkler-e6",
         title="Events stored with garbage collection by key (Fig. 10)",
-        question="What share of a keyed stream need a proxy not store, and a WAN not carry?",
+        question="What share of a stream with keys need not be stored by a proxy, and need not be "
+        "sent over a WAN?",
         paper="About three quarters saved on unbounded keys and 85 % on 100,000 keys at skew 1.1, "
         "more with more skew; new keys arriving 1 to 10 updates change little.",
-        setup="Keys of 8 bytes, values of 10, in batches of 1,000, go through the retention index "
-        "that a proxy runs; what it has not made void is stored. Every count is compared with the "
-        "distinct keys of the same events, found by sorting. Bytes are those of frames: of the log "
-        "after compaction, and of what a region is sent that comes back from an outage.",
+        setup="Events with keys of 8 bytes and values of 10 bytes, in batches of 1,000, go through "
+        "the retention index that a proxy runs; events that it has not made void are stored. Every "
+        "count is compared with the number of distinct keys of the same events, found by sorting. "
+        "Bytes are counted as in frames: of the log after compaction, and of the messages to a "
+        "region that returns after an outage.",
         by={"measure": str, "part": str, "reading": str, "skew": float, "events": int},
         values={
             "stored": int,

@@ -20,7 +20,8 @@ __all__ = ["draw"]
 
 
 def draw(summary: Summary, path: Path) -> None:
-    """Draw three rows: the paper's Figure 10, the same as shares, and bytes."""
+    """Draw three rows: events stored (the paper's Figure 10), the share of events saved, and
+    bytes."""
     figure, (stored_a, stored_b, share_a, share_b, wan, share_bytes) = figures.axes(3, 2, 11.5, 13)
     generated = "events generated"
     for part, stored, share, curves, saves in (

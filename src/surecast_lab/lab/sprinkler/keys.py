@@ -37,13 +37,16 @@ __all__ = [
 
 Ints = NDArray[np.int64]
 
+# The share of events that need not be stored at skew 1.1, as the paper reports it.
 PAPER_SAVED_UNBOUNDED = 0.75
-PAPER_SAVED_BOUNDED = 0.85  # share of events at skew 1.1
+PAPER_SAVED_BOUNDED = 0.85
 BOUNDED_KEYS = 100_000
 BOUNDED_SKEWS = (1.1, 1.3, 1.5)
 UNBOUNDED_SKEWS = (1.1, 1.2, 1.5)
 
-# Names of the readings. Part (a) of the figure, unbounded keys:
+# Names of the readings. "Rank insertion": new keys enter at some popularity rank, ten per tick on
+# average; λ is the mean number of updates per tick. "1:10": one new key for ten updates.
+# Part (a) of the figure, unbounded keys:
 ZETA = "Zeta draws"
 RANKED_200 = "rank insertion, λ=200"
 RANKED_20 = "rank insertion, λ=20"
@@ -89,7 +92,13 @@ def _growing(
     rng: Generator,
     events: int,
 ) -> Ints:
-    """Updates of a growing set of keys. An insertion is an event too if `count_inserts`."""
+    """The keys of `events` events that update a growing set of keys.
+
+    `updates` and `inserts` are mean numbers per tick, `initial` is the number of keys at the start,
+    and `newcomers` says at which rank new keys enter. An insertion counts as an event only if
+    `count_inserts` is true.
+    """
+    # If insertions do not count, more are generated: 2 % and 1000 in reserve, as they are random.
     wanted = events if count_inserts else ceil(events * (1 + inserts / updates) * 1.02) + 1000
     made = population(
         rng,
@@ -105,6 +114,7 @@ def _growing(
     return keys[:events]
 
 
+# The readings of (b) with new keys: name, rank at which keys enter, whether insertions count.
 GROWN: tuple[tuple[str, Newcomers, bool], ...] = (
     (GROWING, "zeta", False),
     (GROWING_ALL, "zeta", True),

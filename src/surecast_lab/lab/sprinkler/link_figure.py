@@ -16,6 +16,7 @@ __all__ = ["ALL", "draw"]
 
 ALL = "all"  # all origins, or all regions, together
 
+# What the paper says, as text in the figure.
 SAID_OF_THROUGHPUT = (
     "paper, cut: drops, recovers after about 1 s,\n"
     "then above normal for about 5 s\n"
@@ -72,6 +73,7 @@ def draw(summary: Summary, path: Path) -> None:
 
 
 def _line(panels: Sequence[Any], line: Series, colour: int, label: str) -> None:
+    # A value of 100 ms is drawn at the middle of this time, not at its begin.
     middle = replace(line, x=[t + 0.05 for t in line.x])
     for ax in panels:
         figures.band(ax, middle, label, figures.COLOURS[colour])

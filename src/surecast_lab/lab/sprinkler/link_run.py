@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 REGIONS = ("r0", "r1", "r2", "r3")
-FAILED = ("r2", "r3")
+FAILED = ("r2", "r3")  # the regions at the ends of the link that fails
 # One-way delays, as between Seattle, Los Angeles, Dallas and Virginia. Of the paper's values only
 # the 15 ms of the failed link are known.
 DELAYS_MS = {
@@ -54,9 +54,11 @@ DRAIN_NS = 2 * SECOND  # within this time after publishing ends, all events must
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    cut_s: int
-    mend_s: int
-    end_s: int
+    """Times, in seconds from the start of the simulation, and the load."""
+
+    cut_s: int  # the link fails
+    mend_s: int  # the link is repaired
+    end_s: int  # publishing ends
     rate: int = RATE  # events a second and region
     clients: int = 0  # in the mesh of each region; 0: one thin subscriber
 
@@ -76,16 +78,17 @@ class Run:
 
     plan: Plan
     deliveries: dict[tuple[str, str], list[tuple[int, int, int]]] = field(default_factory=dict)
-    """(origin, region) → (position reached, time, the head's time) of each batch; a region has
-    reached a position when all its clients have."""
+    """(origin, region) → for each batch of the stream from region `origin`: the position after it,
+    when all clients of `region` had the batch, and when the head of `origin` accepted it."""
     sources: list[tuple[int, str, str, str]] = field(default_factory=list)
-    """(time, origin, region, source) of every change of source."""
-    published: dict[str, int] = field(default_factory=dict)  # by origin
-    unacknowledged: int = 0
-    refused: int = 0
-    counts: Counter[str] = field(default_factory=Counter)  # of all mesh clients
+    """(time, origin, region, source): from `time` on, `region` pulls the stream of `origin` from
+    the region `source`; "": from none."""
+    published: dict[str, int] = field(default_factory=dict)  # number of events, by origin
+    unacknowledged: int = 0  # batches whose publisher had no acknowledgement at the end
+    refused: int = 0  # answers that refused a batch
+    counts: Counter[str] = field(default_factory=Counter)  # counters of all mesh clients, summed
     misplaced: int = 0  # batches that did not continue the previous one, or had gaps
-    inputs: int = 0
+    inputs: int = 0  # inputs of all state machines
 
     @property
     def missing(self) -> int:
@@ -101,9 +104,10 @@ def simulate(seed: int, plan: Plan) -> Run:
     cluster, readers = _build(seed, plan)
     world = cluster.world
     run = Run(plan, {(origin, region): [] for origin in REGIONS for region in REGIONS})
-    origins: dict[bytes, str] = {}
-    positions: dict[tuple[str, bytes], int] = {}
-    having: Counter[tuple[str, str, int]] = Counter()  # readers by origin, region and batch
+    origins: dict[bytes, str] = {}  # stream → the region that publishes it
+    positions: dict[tuple[str, bytes], int] = {}  # (reader, stream) → the next position
+    # (origin, region, end of a batch) → the number of the region's readers that have the batch.
+    having: Counter[tuple[str, str, int]] = Counter()
 
     def on_opened(now_ns: int, name: str, event: Any) -> None:
         origins[event.info.stream_id] = name.split("/")[0]
@@ -127,7 +131,7 @@ def simulate(seed: int, plan: Plan) -> Run:
             world.on_deliver(name, on_deliver)
     world.call(plan.cut_s * SECOND, lambda world: world.cut(*FAILED))
     world.call(plan.mend_s * SECOND, lambda world: world.mend(*FAILED))
-    known: dict[tuple[str, str], str] = {}
+    known: dict[tuple[str, str], str] = {}  # (origin, region) → the source when last sampled
     for now_ns in range(LOOK_NS, plan.end_s * SECOND + DRAIN_NS + 1, LOOK_NS):
         world.run(now_ns)
         for pair, source in _sources(cluster, origins):
@@ -166,9 +170,11 @@ def _build(seed: int, plan: Plan) -> tuple[Cluster, dict[str, list[str]]]:
 
 
 def _add_clients(cluster: Cluster, region: str, plan: Plan) -> list[str]:
+    """Add the driver and the readers of a region; returns the readers' names."""
     replicas = cluster.regions[region]
     load = Load(plan.end_s * SECOND, rate=plan.rate)
     if plan.clients:
+        # A client keeps the batches of two seconds for other clients.
         keep = 2 * SECOND // BATCH_NS * load.batch_bytes
         options = {
             "keep_bytes_max": keep,
@@ -186,7 +192,7 @@ def _add_clients(cluster: Cluster, region: str, plan: Plan) -> list[str]:
 
 
 def _sources(cluster: Cluster, origins: dict[bytes, str]) -> list[tuple[tuple[str, str], str]]:
-    """((origin, region), source region or "") by the current state of the heads."""
+    """((origin, region), source) as in `Run.sources`, from the current state of the heads."""
     found = []
     for region, replicas in cluster.regions.items():
         head = cluster.world.machine(replicas[0]).layers["sprinkler"]

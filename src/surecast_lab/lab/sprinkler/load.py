@@ -20,13 +20,16 @@ from surecast_lab.lab.verdict import Experiment, Point, Row, Spread, Verdict, sp
 
 __all__ = ["EXPERIMENTS", "claims", "curve", "knee", "points", "verdict_of"]
 
-SIXTHS = (1, 3, 5, 7, 9, 11)
+SIXTHS = (1, 3, 5, 7, 9, 11)  # the loads, in sixths of the paper's
 ORIGINS = ("r0", "r1")  # r2, where the clients are, is the farthest region from both
-SHUFFLE_MS, OWN_SHUFFLE_MS = 30, 1000
+SHUFFLE_MS, OWN_SHUFFLE_MS = 30, 1000  # shuffle times: of the paper, and of our mesh
 SATURATED = 0.95  # saturated: less than this share of the load is delivered
 SMALL, FULL = 100, 1000  # clients in a region
+# Names of the variants of the mesh (mesh_points.py), in the column "reading": the protocol as
+# printed in the paper, the same with a tail that rarely changes the clients that it notifies, and
+# our protocol.
 PRINTED, STEADY, OURS = READINGS = ("printed", "steady tail", "ours")
-ALL = "ours, in all regions"
+ALL = "ours, in all regions"  # our protocol, with clients in all regions
 
 
 def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
@@ -51,6 +54,7 @@ def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
 
 
 def run_sixths(point: Point) -> list[Row]:
+    """Run a point whose load is given as "sixths"."""
     plain = {name: value for name, value in point.items() if name != "sixths"}
     load = {"load": point["sixths"] / 6, "drain_ns": 500 * MS}
     return run_point({**plain, **load}, sixths=point["sixths"])
@@ -83,7 +87,7 @@ def knee(line: Sequence[Row]) -> int:
 
 def _worst(line: Sequence[Row]) -> float:
     """The greatest mean latency of any origin before the line saturates."""
-    limit = knee(line) or 100
+    limit = knee(line) or 100  # 100: above all loads
     fit = [point[f"latency_{o}"] for point in line if point["sixths"] < limit for o in ORIGINS]
     return max(fit, default=float("inf"))
 
@@ -115,6 +119,7 @@ def claims(rows: Sequence[Row]) -> dict[str, bool]:
 
 
 def _keeps_up(line: Sequence[Row]) -> bool:
+    """Whether the mesh sustains 5/6 of the load."""
     return knee(line) not in (1, 3, 5)
 
 
@@ -162,19 +167,24 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
         f"both origins; {len(rows)} runs, {sum(row['inputs'] for row in rows) / 1e6:,.0f} M inputs",
         seeds=seeds,
         notes=[
-            "Latencies are means over the events of one second of each of two origins, until the "
-            "last client has them; events not everywhere half a second after the last was "
-            "published count as late as they are then. Saturated: less than 95 % of the load is "
-            "delivered, or more than 5 % of the events were not everywhere by then.",
-            f"Printed: shuffle time {SHUFFLE_MS} ms, 10 B an event, the tail alone serves. Steady "
-            "tail: the same, but the tail itself redraws whom it tells only each second. Ours: "
-            f"{OWN_SHUFFLE_MS / 1000:.0f} s, 18.15 B, three replicas serve.",
-            "Clients in one region; one run has 1000 in each of the three. Views are random from "
-            "the start.",
-            "Generally is read as: with a fanout of 4 or more. With 2, shuffle time 30 ms, a "
-            "client that nobody picks waits for the next shuffles, at any load.",
-            "Claims are judged by means over seeds; how many seeds have each is told, too.",
-            "Beaten means: below 200 ms at 5/6 of the load, at our default shuffle time, fanout 2.",
+            "The latency of an event ends when the last client has it. Latencies are means over "
+            "the events that each of two regions publishes in one second. If a client lacks an "
+            "event half a second after the last one was published, the event counts with its age "
+            "at that time. Saturated means: less than 95 % of the load is delivered, or more than "
+            "5 % of the events have not reached all clients by that time.",
+            f"Printed: the shuffle time is {SHUFFLE_MS} ms, an event takes 10 bytes, and clients "
+            "use only the tail as their server. Steady tail: the same, but the tail chooses the "
+            "clients that it notifies only once per second. Ours: "
+            f"{OWN_SHUFFLE_MS / 1000:.0f} s, 18.15 bytes, and clients use all three replicas.",
+            "One region has clients; in one run each of the three regions has 1000. The clients "
+            "know random peers from the start.",
+            "The paper's “generally” is interpreted as: with a fanout of 4 or more. With a fanout "
+            "of 2 and a shuffle time of 30 ms, a client that no other one picks has to wait for "
+            "the next shuffles, at any load.",
+            "Claims are judged by means over the seeds. The verdict also says for how many single "
+            "seeds each claim holds.",
+            "Beaten means: the latency of our mesh is below 200 ms at 5/6 of the load, with the "
+            "default shuffle time and a fanout of 2.",
         ],
     )
 
@@ -200,7 +210,7 @@ def draw(summary: Summary, path: Path) -> None:
                 carried = summary.line("sixths", "throughput", **which).only(late.x)
                 colour = "#000000" if reading == OURS else COLOURS[fanout]
                 line = replace(late, x=carried.mean)
-                figures.bars(ax, line, f"{reading}, F = {fanout}", colour, style)
+                figures.error_bars(ax, line, f"{reading}, F = {fanout}", colour, style)
         figures.paper_line(ax, (0, 5), (300, 300), "paper: below 300 ms before saturation")
         ax.axvline(3 * RATE / 1e6, color=figures.PAPER, lw=1, ls=":", zorder=1)
         ax.set_xlim(0, 5)
@@ -216,20 +226,22 @@ def draw(summary: Summary, path: Path) -> None:
     figures.save(figure, path)
 
 
-COLOURS = dict(zip((2, 4, 8), figures.COLOURS, strict=False))
+COLOURS = dict(zip((2, 4, 8), figures.COLOURS, strict=False))  # fanout → colour
 
 
 EXPERIMENTS = (
     Experiment(
         id="sprinkler-e3",
         title="Latency of the mesh as the load grows (Fig. 6)",
-        question="How long until all clients have an event, and at which load does that end?",
+        question="How long does it take until all clients have an event, and up to which load can "
+        "the mesh keep up?",
         paper="Loads of 1/6 to 11/6 of 2.592 M events/s, shuffle time 30 ms: throughput grows "
         "until the system saturates; before that latency to 3000 clients is generally below "
         "300 ms.",
         setup="As E2, with a shuffle time of 30 ms (ours: 1 s), at loads of 1/6 to 11/6 of "
-        "2.592 M events/s. Latency is from the arrival at the head of an event's own region until "
-        "the last client of the farthest region has it, the mean over the batches of one second.",
+        "2.592 M events/s. The latency of an event is the time from its arrival at the head of its "
+        "own region until the last client of the farthest region has it; the result is the mean "
+        "over the batches of one second.",
         by={**NAMES, "sixths": int},
         values=VALUES,
         points=points,

@@ -11,20 +11,22 @@ from surecast_lab.lab.summary import Summary
 
 __all__ = ["draw"]
 
-OFFERED = 3 * RATE / 1e6
-FITS = 1e9 / (8 * PAPER_BYTES * OFFERED * 1e6)  # so many copies of the load fill an uplink
+OFFERED = 3 * RATE / 1e6  # the load: millions of events per second
+# The number of copies of the load that an uplink of 1 Gb/s carries.
+FITS = 1e9 / (8 * PAPER_BYTES * OFFERED * 1e6)
 
 
 def draw(summary: Summary, path: Path) -> None:
     figure, (printed, steady, own, copies) = figures.axes(2, 2, 12, 8.4)
     colours = dict(zip(summary.each("fanout"), figures.COLOURS, strict=False))
-    for ax, reading, odd in (
+    # In each panel: a variant of the mesh, and another one for comparison ("": none).
+    for ax, reading, compared in (
         (printed, "printed", "short Recv"),
         (steady, "steady tail", ""),
         (own, "ours", "untuned"),
     ):
         _lines(ax, summary, reading, "throughput", colours, "o-")
-        _lines(ax, summary, odd, "throughput", colours, "x", named=False)
+        _lines(ax, summary, compared, "throughput", colours, "x", named=False)
         figures.paper_line(ax, (10, 1000), (OFFERED, OFFERED), "published: 2.592 M/s")
     _lines(copies, summary, "printed", "copies", colours, "o-")
     _lines(copies, summary, "steady tail", "copies", colours, "o:", named=False)
@@ -53,7 +55,9 @@ def _lines(
     style: str,
     named: bool = True,
 ) -> None:
+    """Draw the column `what` of a variant, a line for each fanout; with names in the legend if
+    `named`."""
     for fanout, colour in colours.items():
         line = summary.line("shuffle_ms", what, reading=reading, fanout=fanout)
         if line.x:
-            figures.bars(ax, line, f"F = {fanout}" if named else None, colour, style)
+            figures.error_bars(ax, line, f"F = {fanout}" if named else None, colour, style)

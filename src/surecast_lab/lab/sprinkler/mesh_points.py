@@ -24,21 +24,22 @@ __all__ = ["NAMES", "VALUES", "ours", "printed", "row_of", "run_point", "setting
 # The common columns of these experiments.
 NAMES = {"measure": str, "reading": str, "fanout": int, "shuffle_ms": float}
 VALUES = {
-    "clients": int,
-    "load": float,
-    "offered": float,
-    "throughput": float,
-    "least": float,
-    "most": float,
-    "from_server": float,
-    "copies": float,
-    "fallbacks": float,
-    "late": float,
-    "full_uplinks": float,
-    "server_backlog_ms": float,
-    "misplaced": int,
-    "inputs": int,
-    "unfinished": float,
+    "clients": int,  # in each region that has any
+    "load": float,  # as a share of the paper's
+    "offered": float,  # the load in millions of events per second, all regions together
+    "throughput": float,  # millions of events per second that a client gets: mean, ...
+    "least": float,  # ... the slowest client, ...
+    "most": float,  # ... the fastest client
+    "from_server": float,  # share of a client's events that come from a server
+    "copies": float,  # of each event that servers send, if all events arrive
+    "fallbacks": float,  # per client and second: requests to a server for events that peers lack
+    "late": float,  # per client and second: requests that a peer did not answer in time
+    "full_uplinks": float,  # share of samples in which a client's uplink was full
+    "server_backlog_ms": float,  # the largest backlog of a server's uplink
+    "misplaced": int,  # deliveries that did not continue the previous one
+    "inputs": int,  # inputs of all state machines
+    "unfinished": float,  # share of the batches that some client lacked at the end
+    # Mean and greatest latency of the events from each region.
     **{f"latency{which}_r{n}": float for n in range(3) for which in ("", "_max")},
 }
 
@@ -78,10 +79,12 @@ def untuned(fanout: int, shuffle_ms: int, clients: int, **options: Any) -> Setti
 
 
 WAYS = {"printed": printed, "steady": steady, "ours": ours, "untuned": untuned}
-NAMED = ("reading", "way", "fanout", "shuffle_ms", "clients", "seed")  # the rest are options
+# Keys of a point that are not options (fields of `Setting`).
+NAMED = ("reading", "way", "fanout", "shuffle_ms", "clients", "seed")
 
 
 def setting_of(point: Point) -> Setting:
+    """The parameters of a point's run."""
     options = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in point.items()
@@ -93,7 +96,8 @@ def setting_of(point: Point) -> Setting:
 
 def weight(point: Point) -> float:
     """An estimate of a point's run time: it grows with clients, regions and fanout."""
-    return float(point["clients"] * len(point.get("meshed", "r")) * point["fanout"])
+    regions = len(point.get("meshed", ["r2"]))
+    return float(point["clients"] * regions * point["fanout"])
 
 
 def run_point(point: Point, **names: Any) -> list[Row]:
@@ -126,8 +130,8 @@ def row_of(seed: int, setting: Setting, names: dict[str, Any], outcome: Outcome)
         "least": float(rates.min()),
         "most": float(rates.max()),
         "from_server": share,
-        "copies": share * setting.clients,  # copies that servers send of each event, if all arrive
-        "fallbacks": counts["mesh.fallback"] / seconds / len(rates),  # per client and second
+        "copies": share * setting.clients,
+        "fallbacks": counts["mesh.fallback"] / seconds / len(rates),
         "late": counts["mesh.late"] / seconds / len(rates),
         "full_uplinks": outcome.full_share,
         "server_backlog_ms": max(outcome.backlog_ns[name] for name in servers) / MS,
@@ -147,6 +151,7 @@ def _latency(setting: Setting, outcome: Outcome) -> Row:
     found: Row = {}
     unfinished = total = 0
     for origin, pairs in outcome.latencies.items():
+        # A negative latency means that some client lacked the batch at the end.
         late_ms = [(late if late >= 0 else end_ns - sent) / MS for sent, late in pairs]
         unfinished += sum(late < 0 for _, late in pairs)
         total += len(pairs)

@@ -50,7 +50,7 @@ class Setting:
     meshed: tuple[str, ...] = ("r2",)  # regions with clients; r2 is the farthest from the others
     regions: tuple[str, ...] = ("r0", "r1", "r2")
     server_shuffle_ns: int = 1 * SECOND  # how often a server redraws the clients it notifies
-    deadline_ns: int = BULK_DEADLINE_NS
+    deadline_ns: int = BULK_DEADLINE_NS  # time for a peer to answer before a server is asked
     load: float = 1.0  # as a share of the paper's
     event_bytes: float = OUR_BYTES
     spread: bool = True  # clients use all replicas; False: all use the tail, as in the paper
@@ -79,13 +79,13 @@ class Outcome:
 
     delivered: dict[str, int]  # events by client
     latencies: dict[str, list[tuple[int, int]]]
-    """origin → (when the head accepted it, time until all clients had it) of each batch; -1 if some
-    lacked it when the run ended."""
+    """Region that published → for each batch: when the region's head accepted the batch, and the
+    time from then until all clients had it (-1 if some lacked it when the run ended)."""
     counts: Counter[str]  # the clients' counters, summed
     backlog_ns: dict[str, int]  # by node: the largest sampled backlog of its uplink
     full_share: float  # the share of samples in which a client's uplink was full
-    misplaced: int
-    inputs: int
+    misplaced: int  # deliveries that did not continue the previous one
+    inputs: int  # inputs of all state machines
 
 
 class _Settled(MeshPeer):
@@ -95,7 +95,7 @@ class _Settled(MeshPeer):
     most of the run.
     """
 
-    others: Sequence[str] = ()
+    others: Sequence[str] = ()  # all mesh clients of the region, including this one
 
     def _follow(self, stream: LogId, start: int) -> None:
         super()._follow(stream, start)
@@ -112,7 +112,7 @@ def add_mesh(cluster: Cluster, region: str, count: int, spread: bool, **options:
     """
     names = [f"{region}/c{n}" for n in range(count)]
     replicas = cluster.regions[region][::-1]  # the tail first
-    made = type("Settled", (_Settled,), {"others": names})
+    settled = type("Settled", (_Settled,), {"others": names})
     for n, name in enumerate(names):
         turn = n % len(replicas) if spread else 0
         config = ClientConfig(name, replicas[turn:] + replicas[:turn], cluster.mesh, **options)
@@ -121,7 +121,7 @@ def add_mesh(cluster: Cluster, region: str, count: int, spread: bool, **options:
         def factory(
             ctx: NodeContext, config: ClientConfig = config, counters: Counter[str] = counters
         ) -> Any:
-            return made(config, {}, ctx.rng, counters)
+            return settled(config, {}, ctx.rng, counters)
 
         cluster.world.add(name, factory)
     return names
@@ -132,12 +132,15 @@ class _Watch:
     """Observes all deliveries, and records when all clients have an event."""
 
     setting: Setting
-    clients: int
-    origins: dict[LogId, str] = field(default_factory=dict)
-    delivered: Counter[str] = field(default_factory=Counter)
+    clients: int  # the number of all clients
+    origins: dict[LogId, str] = field(default_factory=dict)  # stream → the region that publishes it
+    delivered: Counter[str] = field(
+        default_factory=Counter
+    )  # client → events, in the measured time
     reached: dict[tuple[LogId, int], list[int]] = field(default_factory=dict)
-    """(stream, batch's end) → clients that have it, time of the last delivery, the head's time."""
-    ends: dict[tuple[str, LogId], int] = field(default_factory=dict)
+    """(stream, end of a batch) → the number of clients that have the batch, the time of the last
+    delivery, and when the head accepted the batch."""
+    ends: dict[tuple[str, LogId], int] = field(default_factory=dict)  # (client, stream) → position
     misplaced: int = 0
 
     def on_deliver(self, now_ns: int, name: str, stream: LogId, batches: tuple[Batch, ...]) -> None:
@@ -158,6 +161,7 @@ class _Watch:
                 seen[1] = now_ns
 
     def latencies(self) -> dict[str, list[tuple[int, int]]]:
+        """`Outcome.latencies`, of the batches that were published in the measured time."""
         found: dict[str, list[tuple[int, int]]] = {origin: [] for origin in self.origins.values()}
         for (stream, _), (count, last_ns, sent_ns) in self.reached.items():
             if self.setting.from_ns <= sent_ns < self.setting.until_ns:
@@ -193,7 +197,7 @@ def simulate(seed: object, setting: Setting) -> Outcome:
                 looks += 1
                 full += waiting_ns > FULL_NS
     counts = _counts(cluster, names)
-    counts.subtract(before)
+    counts.subtract(before)  # only those of the measured time
     world.run(setting.until_ns + setting.drain_ns)
     return Outcome(
         {name: watch.delivered[name] for name in names},
@@ -252,6 +256,7 @@ def _backlogs(cluster: Cluster, names: Sequence[str]) -> list[tuple[str, int]]:
     world, found = cluster.world, []
     for name in (*names, *(node for nodes in cluster.regions.values() for node in nodes)):
         node = world.nodes[name]
+        # All messages of a node within its region use its uplink, so any destination there will do.
         path = world.network.path(node, world.nodes[f"{node.site}/config"])
         found.append((name, max(0, path.pipe.free_ns - world.now_ns)))
     return found
