@@ -102,7 +102,8 @@ class _Shape:
 
     def __init__(self, form: Form, tagged: bool) -> None:
         if not tagged and not form.gap and form.key in (0, ABSENT) and form.value == 0:
-            raise PeerError("rows without any bytes")  # a peer could send a million for free
+            # Otherwise a peer could claim a million rows in a body without data.
+            raise PeerError("rows without any bytes")
         self.form = form
         self.widths = (form.key, form.value, VARIABLE) if tagged else (form.key, form.value)
         buffers = nodes = 0

@@ -97,7 +97,8 @@ ANSWERS: Final = frozenset((Stored, Compacted, StoreFailed))
 
 
 class Header(msgspec.Struct, frozen=True):
-    """How to build the machine again: `build` names a function of (ctx, args) that the reader has.
+    """How to build the machine for a replay: `build` names a function of (ctx, args) that the
+    reader has.
 
     Types are recorded by the names that `core.canon.name_of` returns.
     """

@@ -103,7 +103,8 @@ class TakePublishers(Input):
 
 
 class Refound(Input):
-    """The operator decides that no member of the chain will return: continue from this replica.
+    """The operator decides that no member of the chain will return: found the chain again, with
+    this replica as the only member.
 
     Data that only the other members had is lost, so the operator should choose the replica with the
     longest log. If this replica is the only member and its disk has lost its newest changes, it

@@ -174,7 +174,7 @@ NOT_SIMULATED: dict[Row, str] = {
     **{(BREAKING, why, ENDED): _NO_BOUND for why in (FULL, REPLACED, STOPPED)},
 }
 
-_ATTEMPTS_FAIL = "Over sockets an attempt that is reset counts as failed, or is made again."
+_ATTEMPTS_FAIL = "Over sockets an attempt that is reset counts as failed, or is repeated."
 
 # Rows that do not occur in the runtime, with the reason.
 NOT_ON_SOCKETS: dict[Row, str] = {

@@ -235,8 +235,8 @@ def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> 
 def frame_size(buf: Buffer, limits: Limits = DEFAULT_LIMITS) -> int | None:
     """The size of the frame at the start of `buf`; None as long as its header is not complete.
 
-    Bad frames are refused as early as possible: a wrong magic or version when its byte is there, an
-    oversized frame before its body is read.
+    Bad frames are refused as early as possible: a wrong magic or version as soon as its byte has
+    arrived, an oversized frame before its body is read.
     """
     view = _view(buf)
     if len(view) < HEADER_SIZE:

@@ -77,8 +77,8 @@ class Serving:
         self._serve_rest(out)
 
     def has_room(self, stream: LogId, peer: Peer, count_max: int) -> bool:
-        """Whether a peer may follow a stream. A peer that already follows it may always begin
-        again."""
+        """Whether a peer may follow a stream, if at most `count_max` followers of all streams are
+        allowed. A peer that already follows the stream may always start at another position."""
         return self.count < count_max or peer in self.followers.get(stream, ())
 
     def remove(self, stream: LogId, peer: Peer) -> None:
@@ -145,9 +145,9 @@ class Serving:
     ) -> None:
         """Send new events to one follower.
 
-        `sent` has the messages that were made for other followers, by position. They are used again
-        because a driver encodes each message only once. `idle_answer`: if there are no events, send
-        the end of the stream."""
+        `sent` has the messages that were made for other followers, by position. They are sent to
+        this follower, too, because a driver encodes a message object only once. `idle_answer`: if
+        there are no events, send the end of the stream."""
         service, table = self.service, self.followers[stream]
         at, end = table[peer], service.shown_end(stream)
         if not end:

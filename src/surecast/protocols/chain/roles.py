@@ -6,7 +6,7 @@
   and becomes a *learner*: it is not a member, and the tail sends it what it lacks (R1).
 * A tail that adds a learner as a member first *gates* its commits: it commits only what the learner
   has stored, too. Only then it proposes the learner to the configuration service. So the new member
-  already has everything that was ever acknowledged.
+  already has everything that was ever acknowledged to publishers.
 * Before the proposal is sent, a note of it is on the tail's disk. A tail that crashes and finds the
   note does not commit alone before a new epoch has decided about the proposal.
 * A member is identified by its name and its disk. A replica that returns with an empty disk is a
@@ -14,10 +14,10 @@
 
 A disk that is damaged, or is an older copy of itself, has lost something that it had confirmed. Its
 replica takes a new identity, as if the disk were new, and becomes a learner: it keeps what it can
-read, and the tail sends it the rest. A single replica founds its chain again. The chain is not
-*clean* until the layer above has asked the other regions for what was lost (R8). Positions that
-cannot be read are *holes*. A replica with holes must not be head or tail of a chain that has other
-members.
+read, and the tail sends it the rest. A single replica *founds its chain again*: it proposes a
+configuration in which it is the only member, with its new identity. The chain is not *clean* until
+the layer above has asked the other regions for what was lost (R8). Positions that cannot be read
+are *holes*. A replica with holes must not be head or tail of a chain that has other members.
 
 To detect an older copy, every disk has a serial number, which rises with every start and whenever
 `committed` is saved. The replica reports the number on disk to the service. If the service knows a
@@ -533,7 +533,8 @@ class Roles(HandlerMachine):
     # ------------------------------------------------------------ holes, and abandoned positions
 
     def _set_holes(self, log: LogId, holes: list[tuple[int, int]]) -> None:
-        """Replace the list of a log's holes. A disk without holes is trusted again."""
+        """Replace the list of a log's holes. If no log has holes now, and this is a member of a
+        clean chain, the disk is trusted again."""
         if holes:
             self.holes[log] = holes
         else:
