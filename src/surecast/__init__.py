@@ -6,8 +6,8 @@
         async for event in stream.subscribe(start="earliest"):
             print(event.seq, event.key)
 
-`surecast.local()` is a region inside the program, without a server. `surecast.sync` is the same API
-for programs without an event loop. docs/client.md is the guide. Importing this package is fast,
+`surecast.local()` starts a region inside the program, without a server. `surecast.sync` is the same
+API for programs without an event loop. docs/client.md is the guide. Importing this package is fast,
 because each name is loaded when it is first used, and numba and pyarrow only when they are needed.
 """
 
@@ -145,9 +145,9 @@ if not TYPE_CHECKING:  # otherwise type checkers would accept misspelled names
             return import_module("." + name, __name__)
         if name not in _LATE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(import_module("." + _LATE[name], __name__), name)
-        globals()[name] = found
-        return found
+        value = getattr(import_module("." + _LATE[name], __name__), name)
+        globals()[name] = value  # so that this function is not called for it again
+        return value
 
 
 def __dir__() -> list[str]:

@@ -1,9 +1,9 @@
 """All errors that Surecast raises on purpose. They derive from `SurecastError`.
 
-There is a class for each kind of cause. `ConfigError` and `UsageError` are mistakes of the caller.
-`PeerError` means invalid bytes from a peer or from a damaged file. The other classes are failures
-that can happen in a correct program. Each message says what happened and what to do next. An
-`AssertionError` is a bug in Surecast.
+There is a class for each kind of cause. `ConfigError` and `UsageError` mean a mistake of the
+caller. `PeerError` means invalid bytes from a peer or from a damaged file. The other classes mean a
+failure that can happen in a correct program. Each message says what happened and what to do next.
+An `AssertionError` is a bug in Surecast.
 """
 
 __all__ = [
@@ -77,7 +77,7 @@ class StorageError(SurecastError):
 
 
 class ConnectError(SurecastError):
-    """No server of the region could be reached; the message says what each address answered."""
+    """No server of the region could be reached. The message says for each address what happened."""
 
 
 class WrongToken(ConnectError):
@@ -85,8 +85,8 @@ class WrongToken(ConnectError):
 
 
 class Silent(ConnectError):
-    """A region that answered before does not answer any more. `what` is the message without the
-    advice."""
+    """A region that answered before does not answer any more. The message consists of `what`, which
+    says what happened, and advice."""
 
     def __init__(self, what: str, advice: str = "") -> None:
         super().__init__(f"{what}. {advice}" if advice else what)
@@ -109,9 +109,9 @@ class Closed(SurecastError):
 class TimedOut(SurecastError, TimeoutError):
     """A call took longer than its `timeout=`; the message says what it waited for.
 
-    `maybe_taken` says whether the events may still be published. After a `publish_many`,
-    `acknowledged` has the positions of the events that were acknowledged before, as half-open
-    ranges.
+    `maybe_taken` says whether events of the call may be published nevertheless (False if the call
+    publishes nothing). After a `publish_many`, `acknowledged` has the positions of the events that
+    were acknowledged in time, as half-open ranges.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class QueueFull(SurecastError):
 
 
 class EventsLost(SurecastError):
-    """`batches()` or `read()` has come to lost events (see `Event`, kind "lost").
+    """`batches()` or `read()` has reached lost events (see `Event`, kind "lost").
 
     `stream` is the name of the stream, `range` has the lost positions, `why` is the reason.
     """
@@ -147,8 +147,8 @@ class EventsLost(SurecastError):
         which = f"{self.stream!r} at positions {lo} to {hi - 1}" if lo < hi else repr(self.stream)
         return (
             f"events of {which} are lost: {self.why}. Call batches() again to continue after them, "
-            "read() the positions before and after them, or iterate over events, where they have "
-            "kind 'lost'"
+            "or read() the positions before and after them, or iterate over single events: then "
+            "one event of kind 'lost' stands for them"
         )
 
 
@@ -189,9 +189,10 @@ class OwnerUnreachable(PublishError):
 
 
 class StreamDeleted(PublishError):
-    """The stream was deleted. Nothing can be published to it, and all of it has been read.
+    """The stream was deleted. A publisher gets this error because nothing can be published to the
+    stream any more; a subscription gets it when it has read the rest of the stream.
 
-    `stream` is its name. `client.stream(name)` creates a new stream of that name.
+    `stream` is the name of the stream. `client.stream(name)` creates a new stream of that name.
     """
 
     def __init__(self, stream: str) -> None:

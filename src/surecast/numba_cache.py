@@ -1,8 +1,9 @@
 """Compiles *kernels* (functions over columns of events) with numba, and caches them on disk.
 
-numba stores compiled functions in NUMBA_CACHE_DIR, next to the source, or below the user's home,
-and raises an exception if it can write to none of these. This happens to a service user, who often
-has no home and may not write to an installed package. In this case kernels are
+numba stores compiled functions in NUMBA_CACHE_DIR, next to the source, or below the user's home
+folder, and raises an exception if it can write to none of these. This happens if the program runs
+as a service user, who often has no home folder and may not write to an installed package. In this
+case kernels are
 
 1. read from the package, if they were compiled when it was installed (columns/warm.py);
 2. otherwise stored in a private folder of this user in the temporary folder;
@@ -35,7 +36,7 @@ from numba.core import caching, config
 __all__ = ["compiled", "expect"]
 
 log = logging.getLogger("surecast")
-progress = logging.getLogger("surecast.kernels")
+progress = logging.getLogger("surecast.kernels")  # only for the log lines of `_Progress`
 
 PROGRESS_S = 1.0  # time between two log lines about the progress
 
@@ -44,11 +45,12 @@ _config: Any = config
 
 
 def compiled(function: Callable[..., Any], signature: Any, **options: Any) -> Any:
-    """`function`, compiled for `signature`. It is read from a cache on disk if one has it,
-    otherwise compiled and stored in a cache if possible."""
+    """`function`, compiled for `signature` (types of arguments and result, in numba's form). It is
+    read from a cache on disk if one has it, otherwise compiled and stored in a cache if possible.
+    `options` are further arguments of `numba.njit`."""
     began_s = time.monotonic()
-    for locator, folder in _places():
-        with _looking_at(locator, folder):
+    for locator, folder in _caches():
+        with _numba_settings(locator, folder):
             try:
                 made = _njit(signature, cache=True, **options)(function)
                 if made.stats.cache_misses:
@@ -74,16 +76,17 @@ class _Progress:
     """The number of kernels that this process compiled, and its log lines."""
 
     def __init__(self) -> None:
-        self.expected = 0
-        self.done = 0
-        self.began_s = 0.0
-        self.logged_s = 0.0
+        self.expected = 0  # kernels that this process will load
+        self.done = 0  # kernels that were compiled so far
+        self.began_s = 0.0  # when the compilation of the first one began
+        self.logged_s = 0.0  # when the progress was last logged
 
     def compiled(self, began_s: float, kept: bool = True) -> None:
-        """Count one compiled kernel. `kept` is False if no cache could store it; then `_warn` has
-        logged a line."""
+        """Count one compiled kernel, whose compilation began at `began_s`. `kept` is False if no
+        cache could store it; then `_warn` has logged a line."""
         now_s = time.monotonic()
         self.done += 1
+        # If more kernels are compiled than were announced, the total is not known.
         of = f" of {self.expected}" if self.expected >= self.done else ""
         if self.done == 1:
             self.began_s, self.logged_s = began_s, now_s
@@ -112,23 +115,23 @@ def _has_index(locator: Any) -> bool:
 class PackageCacheLocator(caching.InTreeCacheLocator):
     """The cache next to the installed source. It is only read, never written."""
 
-    _found = False  # whether numba has called `ensure_cache_path` for this function before
+    _was_called = False  # whether numba has called `ensure_cache_path` for this function before
 
     def ensure_cache_path(self) -> None:
         """numba calls this to find a cache, and again before it saves a function in it. The second
         call raises, so nothing is saved."""
-        if self._found or not _has_index(self):
+        if self._was_called or not _has_index(self):
             raise OSError(errno.EROFS, "the package's cache is not written to")
-        self._found = True
+        self._was_called = True
 
 
 class PrivateCacheLocator(caching.UserProvidedCacheLocator):
-    """The private folder."""
+    """The private folder (`private_folder`)."""
 
 
 class KnownCacheLocator(PrivateCacheLocator):
-    """The private folder, only for functions that it already has. It has functions that the
-    package's cache did not have for this processor. So it is tried before the package's cache."""
+    """The private folder, but only for functions that are already in it. Such a function was not in
+    the package's cache for this kind of processor. So this cache is tried before the package's."""
 
     def ensure_cache_path(self) -> None:
         if not _has_index(self):
@@ -136,7 +139,7 @@ class KnownCacheLocator(PrivateCacheLocator):
         super().ensure_cache_path()
 
 
-def _places() -> Iterator[tuple[str, str]]:
+def _caches() -> Iterator[tuple[str, str]]:
     """Yield numba's settings (locator class and folder) for each cache, in the order in which the
     caches are tried."""
     yield getattr(config, "CACHE_LOCATOR_CLASSES", ""), _config.CACHE_DIR  # numba's own choice
@@ -149,7 +152,7 @@ def _places() -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def _looking_at(locator: str, folder: str) -> Iterator[None]:
+def _numba_settings(locator: str, folder: str) -> Iterator[None]:
     """Change numba's settings inside the block only, because the application may also use numba.
 
     Versions of numba that do not know the setting for locators still use the folder.
@@ -182,20 +185,21 @@ def private_folder() -> Path | None:
 
 def _check_parent(path: Path) -> None:
     """Raise PermissionError if another user could replace our folder in `path`."""
-    found = os.stat(path)
-    others_write = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
-    if others_write or found.st_uid not in (0, os.geteuid()):
+    status = os.stat(path)
+    # In a folder with the sticky bit, such as /tmp, others may write but not replace our files.
+    others_write = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
+    if others_write or status.st_uid not in (0, os.geteuid()):
         raise PermissionError(errno.EPERM, "other users could replace its files", str(path))
 
 
 def _check_own(path: Path) -> None:
     """Raise PermissionError unless `path` is a folder that only this user can access."""
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise PermissionError(errno.EPERM, "not a private folder of this user", str(path))
 
 
-@cache
+@cache  # so that the warning is logged only once
 def _warn() -> None:
     log.warning(
         "kernels are compiled at each start, which takes some seconds: there is no folder to keep "

@@ -308,7 +308,7 @@ def test_only_readers_whose_delivery_needs_it_listen(
                 await sub.close()
 
             client._readers._own_host = "10.1.2.3"  # as if the servers were on another machine
-            with pytest.raises(NotSupported, match=r"delivery='made' beyond one machine.*insecure"):
+            with pytest.raises(NotSupported, match=r"delivery='made' works only on one .*insecure"):
                 reached.subscribe()
             with caplog.at_level(logging.WARNING):
                 sub = await client.subscribe("a.>").ready()

@@ -222,7 +222,7 @@ def test_batches_are_arrow_with_one_schema() -> None:
             assert abs(row["timestamp"] - datetime.now(UTC)) < timedelta(hours=1)
             half = stream.subscribe(start=1)
             await anext(half)
-            with pytest.raises(UsageError, match="within a batch"):
+            with pytest.raises(UsageError, match="only some events of the current batch"):
                 half.batches()
 
     play(scenario)

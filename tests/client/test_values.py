@@ -18,8 +18,8 @@ from surecast.client.events import Event, Seqs, events_of
 from surecast.client.rules import ns_of
 from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, EXPIRED, REASONS, Batch
 from surecast.columns.intervals import IntervalSet
-from surecast.endpoint.chunks import _cuts, chunks_of
 from surecast.endpoint.options import ClientOptions
+from surecast.endpoint.prepared import _cuts, prepared_batches
 from surecast.errors import EventsLost, TimedOut, UsageError
 
 SID = b"s" * 16
@@ -158,8 +158,8 @@ def test_cuts_cover_everything_within_bounds(seed: int) -> None:
         assert sum(sizes[lo:hi]) <= 1000 or hi - lo == 1
 
 
-def test_chunks_of_nothing() -> None:
-    assert list(chunks_of(SID, [], None, None, ClientOptions())) == []
+def test_no_values_give_no_batches() -> None:
+    assert list(prepared_batches(SID, [], None, None, ClientOptions())) == []
 
 
 @pytest.mark.parametrize(("reason", "name"), [(1, "collected"), (2, "expired"), (3, "superseded")])

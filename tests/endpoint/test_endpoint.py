@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from surecast.columns.batch import Batch
-from surecast.endpoint.chunks import Chunk
 from surecast.endpoint.endpoint import send_all
+from surecast.endpoint.prepared import PreparedBatch
 from surecast.errors import NotSupported, PublishError
 from tests.client.stage import Regions, play, until
 
-CHUNK = Chunk(Batch.of(b"s" * 16, [b"v"]), 17)
+PREPARED = PreparedBatch(Batch.of(b"s" * 16, [b"v"]), 17)
 
 
 def test_a_client_that_cannot_be_opened_leaves_nothing_running(
@@ -70,7 +70,7 @@ def test_an_error_of_publish_many_says_whether_an_earlier_batch_may_have_been_ta
     async def scenario() -> None:
         outbox: Any = Outbox(list(ends))
         with pytest.raises(PublishError) as caught:
-            await send_all(outbox, [CHUNK] * (len(ends) + 1))
+            await send_all(outbox, [PREPARED] * (len(ends) + 1))
         assert caught.value.acknowledged == acknowledged
         assert caught.value.maybe_taken is maybe_taken
 

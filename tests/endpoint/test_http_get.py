@@ -62,7 +62,10 @@ def test_configured_web_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("answer", [WHOLE[:-1], b"SSH-2.0-OpenSSH\r\n", b""])
 def test_an_incomplete_answer_is_an_error(answer: bytes) -> None:
-    with answering(answer) as (url, _), pytest.raises(OSError, match=r"no answer|closed|reset"):
+    with (
+        answering(answer) as (url, _),
+        pytest.raises(OSError, match=r"no complete answer|closed|reset"),
+    ):
         http_get(url, patience_s=5)
 
 

@@ -54,7 +54,7 @@ def test_a_region_that_repeats_a_page_is_an_error() -> None:
         return SimpleNamespace(cursors=(), after=("a", b""), complete=False)
 
     region = Region(page=page)
-    with pytest.raises(PeerError, match="twice"):
+    with pytest.raises(PeerError, match="repeats a page"):
         asyncio.run(region.named.everything())
     assert len(region.questions) == 2
 

@@ -164,8 +164,8 @@ def preambles_remembered() -> None:
 
 def senders_remembered() -> None:
     async def scenario(_stage: Stage, node: Node) -> None:
-        assert list(receive_from(node, "x", "y")._return) == ["x", "y"]
-        assert list(receive_from(node, "z")._return) == ["z"]
+        assert list(receive_from(node, "x", "y")._sources) == ["x", "y"]
+        assert list(receive_from(node, "z")._sources) == ["z"]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(udp, "_PEERS_MAX", 2)

@@ -3,18 +3,18 @@
 The connection to a region is an `Endpoint` (`surecast.endpoint`), which the HTTP port of a server
 also uses. The files here add the public API, subscriptions and time-outs to it.
 
-connection.py           Client: the region, its streams, its subscriptions
+connection.py           Client: the connection to a region, which opens streams and subscriptions
 stream.py               Stream: publish, publish_soon, publish_many, collect, subscribe
 publisher_id.py         from the name of a publisher to its 16-byte id
 subscription.py         Subscription, the iterator for users
 subscription_task.py    how a subscription begins, finds its streams and ends
-subscription_buffer.py  its received and unread batches
-stream_progress.py      its position in one stream
-cursor.py               the stored position of a named subscription
-timeouts.py             timeout= of the calls
-events.py               Event, Seqs; batches as events
-arrow.py                batches as Arrow record batches
-table.py                a bounded read as one table
+subscription_buffer.py  the batches that a subscription has received and the user has not read
+stream_progress.py      the progress of a subscription in one stream
+cursor.py               the stored positions of a named subscription
+timeouts.py             the argument timeout= of the calls
+events.py               Event, Seqs; from batches to events
+arrow.py                from batches to Arrow record batches
+table.py                from batches to one Arrow table, for Stream.read
 rules.py                keep_all(), latest_per_key(), before_seq() …
 sync.py                 the same API without await
 """
@@ -39,14 +39,15 @@ def connect(
     options: ClientOptions | None = None,
     timeout: Timeout = None,
 ) -> Client:
-    """A client of the region at `url`, which may name several servers of that region.
+    """A client of the region at `url`, which may contain the addresses of several of its servers.
 
         async with surecast.connect("surecast://10.0.0.1:7400,10.0.0.2:7400") as client: ...
         client = await surecast.connect()  # and `await client.close()` at the end
 
-    With `mesh=True` the subscriptions of this client exchange events with other clients of the
-    region, so that thousands of clients cost the servers no more than a few. `timeout` limits the
-    time for connecting, in seconds or as a timedelta, over all addresses together.
+    `token` is the servers' `node.token`. With `mesh=True` the subscriptions of this client exchange
+    events with other clients of the region, so that thousands of clients cost the servers no more
+    than a few. `timeout` limits the time for connecting, in seconds or as a timedelta, over all
+    addresses together.
     """
     return Client(url, token=token, mesh=mesh, options=options, timeout=timeout)
 

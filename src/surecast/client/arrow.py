@@ -3,6 +3,9 @@
 This module is imported only when one of them is called, because it loads pyarrow. Parts that are
 the same in every record batch (types, the schema, constant columns) are created once, because
 creating them takes longer than converting a few hundred events.
+
+A batch has a key, value and tag for each event. Its columns, in this order, are key, value and, if
+`schema_id` is 1, tag.
 """
 
 from functools import lru_cache
@@ -20,7 +23,9 @@ __all__ = ["SCHEMA", "SCHEMA_WITH_VOIDS", "record_batch_of", "record_batch_with_
 
 _SEQ: Final = pa.int64()
 _TIME: Final = pa.timestamp("us", tz="UTC")
-_ROWS: Final = 1 << 13  # length of the constant columns; shorter record batches use a slice of them
+# The length of the constant columns. Record batches with fewer rows use a slice of them; for longer
+# ones, the columns are created.
+_ROWS: Final = 1 << 13
 _NO_TAGS: Final = pa.nulls(_ROWS, pa.binary())
 
 SCHEMA: Final = pa.schema(
@@ -35,7 +40,7 @@ SCHEMA: Final = pa.schema(
 )
 
 
-_KINDS: Final = pa.array(["event", "void"], pa.string())
+_KINDS: Final = pa.array(["event", "void"], pa.string())  # the values of column "kind"
 _EVENT_KINDS: Final = pa.DictionaryArray.from_arrays(pa.array(np.zeros(_ROWS, np.int32)), _KINDS)
 _ONES: Final = pa.array(np.ones(_ROWS, np.int64))
 _NO_REASONS: Final = pa.nulls(_ROWS, pa.string())
@@ -44,7 +49,7 @@ SCHEMA_WITH_VOIDS: Final = pa.schema(
     [
         *SCHEMA,
         pa.field("kind", pa.dictionary(pa.int32(), pa.string())),
-        pa.field("range", pa.int64()),
+        pa.field("range", pa.int64()),  # the number of positions of the row
         pa.field("reason", pa.string()),
     ]
 )
@@ -82,9 +87,11 @@ def record_batch_with_voids(batch: Batch, stream: str) -> pa.RecordBatch:
     seqs, times = _no_numbers(), _no_numbers()
     if batch.kind == DATA:
         seqs, times = batch.seqs(), batch.times()
+    # The half-open ranges before the first event, between events, and after the last one. `gaps`
+    # says which of them are not empty: these are the void runs.
     los, his = np.append(batch.lo, seqs + 1), np.append(seqs, batch.hi)
     gaps = los < his
-    # The arrays have all events, then all void runs. `order` sorts both by position.
+    # These arrays have first all events, then all void runs. `order` sorts their rows by position.
     all_seqs = np.concatenate((seqs, his[gaps] - 1))
     all_times = np.concatenate((times, np.append(times, batch.time_ns)[gaps]))
     ranges = np.concatenate((np.ones(seqs.size, np.int64), (his - los)[gaps]))
@@ -129,18 +136,21 @@ def _bodies(batch: Batch, rows: pa.Array) -> list[pa.Array]:
 
 
 def _no_numbers() -> Int64s:
+    """An empty column of positions or times."""
     return np.empty(0, np.int64)
 
 
 def _numbers(kind: pa.DataType, numbers: Any) -> pa.Array:
+    """A numpy array of 64-bit integers as an Arrow array of this type, without a copy."""
     return pa.Array.from_buffers(kind, numbers.size, [None, pa.py_buffer(numbers)])
 
 
 def _stream_column(stream: str, rows: int) -> pa.DictionaryArray:
+    """The column "stream": the same name in all rows."""
     return _names(stream, _ROWS).slice(0, rows) if rows <= _ROWS else _names(stream, rows)
 
 
 @lru_cache(256)
 def _names(stream: str, rows: int) -> pa.DictionaryArray:
-    places = pa.array(np.zeros(rows, np.int32))
-    return pa.DictionaryArray.from_arrays(places, pa.array([stream], pa.string()))
+    indices = pa.array(np.zeros(rows, np.int32))
+    return pa.DictionaryArray.from_arrays(indices, pa.array([stream], pa.string()))

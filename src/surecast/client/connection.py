@@ -1,6 +1,7 @@
 """Client: the object that `surecast.connect` returns, a program's connection to one region.
 
-It opens streams and begins subscriptions. `Endpoint` (`surecast.endpoint`) does the communication.
+A client opens streams and begins subscriptions. `Endpoint` (`surecast.endpoint`) communicates with
+the servers.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ __all__ = ["Client"]
 
 log = logging.getLogger("surecast.client")
 
-# Dropped named subscriptions that are remembered (`Client._on_dropped`). The last event of one
-# that is not remembered any more is delivered again.
+# How many dropped named subscriptions are remembered (`Client._on_dropped`). If one is forgotten,
+# the event that the program was processing is not acknowledged, so it is delivered again.
 DROPPED_MAX: Final = 1000
 
 
@@ -77,16 +78,16 @@ class Client:
         local: LocalRegion | None = None,
         timeout: Timeout = None,
     ) -> None:
-        self._open_s = seconds_of(timeout)
+        self._open_s = seconds_of(timeout)  # the default time-out of `open`
         addresses = [] if local is not None else parse_url(url)
         self._endpoint = Endpoint(addresses, token=token, options=options, broken=self._broken)
         self._endpoint.is_wanted = self._is_reading
         self._mesh = mesh
-        self._local = local
+        self._local = local  # the region inside this process, of `surecast.local`
         self._subscriptions: weakref.WeakSet[SubscriptionTask] = weakref.WeakSet()
         # Named subscriptions that the program dropped while it was processing an event, by name.
         self._dropped: dict[str, SubscriptionTask] = {}
-        self._readers: Readers
+        self._readers: Readers  # once the client is open
         self._state: Literal["new", "open", "closed", "forked"] = "new"
 
     # ------------------------------------------------------------ opening and closing
@@ -135,8 +136,8 @@ class Client:
         await self._leave(problem, asyncio.current_task() if problem is None else None)
 
     async def _leave(self, problem: BaseException | None, by: object) -> None:
-        """Close at the end of an `async with` block that ended with `problem` or without an error.
-        `by` as for `_close`."""
+        """Close at the end of an `async with` block, which has ended with the exception `problem`
+        or without one (None). For `by` see `_close`."""
         try:
             await self._close(by)
         except (PublishError, Closed) as lost:
@@ -148,17 +149,18 @@ class Client:
     async def close(self, *, timeout: Timeout = None) -> None:
         """Finish publishing, store the positions of named subscriptions, disconnect.
 
-        Raises the same errors as `flush()`. The client waits for acknowledgements for at most
-        `ClientOptions.close_timeout`, or for `timeout` if it is given, which then raises TimedOut.
-        Events that are not acknowledged by then may or may not be published. The client is closed
-        in any case. The last event that each named subscription has handed out is acknowledged as
-        by `Subscription.close`.
+        Raises the same errors as `flush()`. The client waits for acknowledgements of published
+        events for at most `ClientOptions.close_timeout` and then raises Closed. If `timeout` is
+        given, it is the limit instead, and the error is TimedOut. Events that are not acknowledged
+        by then may or may not be published. The client is closed in any case. The last event that
+        each named subscription has handed out is acknowledged as by `Subscription.close`.
         """
         await self._close(leaving(asyncio.current_task()), seconds_of(timeout))
 
     async def _close(self, by: object, limit_s: float | None = None) -> None:
-        """`by` is the task or thread that closes the client, if it does so without an exception,
-        otherwise None. See `SubscriptionBuffer.finish`."""
+        """Close the client. `by` is the task or thread that closes it, or None if that task or
+        thread is handling an exception. See `SubscriptionBuffer.finish`. `limit_s` is the `timeout`
+        of `close`."""
         if self._state == "new":
             self._state = "closed"
         if self._state != "open":  # closed before, or this process is a forked child
@@ -171,7 +173,7 @@ class Client:
 
     async def _finish(self, limit_s: float | None, by: object) -> None:
         """Close the subscriptions, then wait until published events are acknowledged."""
-        closed = "the client was closed while this subscription was read"
+        closed = "the client was closed while this subscription was read"  # for its readers
         scope = asyncio.timeout(limit_s)
         try:
             async with scope:
@@ -201,6 +203,7 @@ class Client:
         return sum(outbox.unacknowledged for outbox in self._endpoint.outboxes.values())
 
     async def _flush_before_close(self) -> None:
+        """Wait for acknowledgements for at most `ClientOptions.close_timeout`."""
         timeout_s = self._endpoint.options.close_timeout_ns / SECOND
         try:
             async with asyncio.timeout(timeout_s):
@@ -229,6 +232,7 @@ class Client:
             raise Closed("this client is closed: create another with surecast.connect(...)")
 
     def _check(self) -> None:
+        """Raise an error unless the client is open."""
         self._check_not_closed()
         if self._state == "new":
             raise UsageError(
@@ -262,6 +266,7 @@ class Client:
             task.buffer.fail(Closed(problem))
 
     def _is_reading(self) -> bool:
+        """Whether any subscription has not ended."""
         return any(not task.buffer.ended for task in self._subscriptions)
 
     # ------------------------------------------------------------ streams
@@ -301,7 +306,9 @@ class Client:
         spec = StreamSpec(policy, delivery, options=_sorted_options(options))
         if not create:
             if spec != StreamSpec():
-                raise UsageError("create=False opens a stream as it is: leave out other options")
+                raise UsageError(
+                    "create=False opens a stream as it is: leave out retain=, delivery=, options="
+                )
             known = await self.streams(name, timeout=timeout)
             if not known:
                 raise UsageError(f"this region has no stream named {name!r}")
@@ -366,7 +373,7 @@ class Client:
         return await self._locate(stream_id, ns_of(time), timeout)
 
     async def _locate(self, stream: LogId, time_ns: int, timeout: Timeout = None) -> int:
-        """`locate` by nanoseconds since 1970; -1 means the end."""
+        """The same as `locate`, with the time in nanoseconds since 1970; -1: the stream's end."""
         self._check()
         if not isinstance(stream, bytes):
             raise UsageError(f"a stream's id is bytes (Stream.stream_id), not {stream!r:.60}")
@@ -469,6 +476,7 @@ class Client:
 
     @property
     def _named(self) -> Subscriptions:
+        """The named subscriptions of the region."""
         return Subscriptions(self._endpoint.control, self.ends)
 
     def _subscribe(
@@ -505,15 +513,16 @@ class Client:
         spec = SubscriptionSpec(pattern, info, start, voids, name, ack == "manual", stop)
         task = SubscriptionTask(spec, self._endpoint, self._readers, self._on_dropped)
         if name is not None:
-            # The event that the dropped subscription was processing is delivered to the new one.
+            # The event that was being processed when a subscription of this name was dropped is
+            # delivered to the new subscription, so it must not be acknowledged any more.
             self._dropped.pop(name, None)
         self._subscriptions.add(task)
         return Subscription(task, timeout_s)
 
     def _on_dropped(self, task: SubscriptionTask) -> None:
         """Called when the program has dropped a named subscription while it was processing an
-        event. Remember the subscription until the client is closed: the event is acknowledged then
-        if the client is closed without an exception."""
+        event of it. If the client is closed without an exception, this event is acknowledged then.
+        So remember the subscription until the client is closed."""
         assert task.spec.name is not None
         self._dropped[task.spec.name] = task
         if len(self._dropped) > DROPPED_MAX:
@@ -521,6 +530,7 @@ class Client:
 
 
 def _sorted_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """The options of a delivery, checked, as pairs in the order of their names."""
     if options is not None and not isinstance(options, Mapping):
         raise UsageError(f"options are names and values, such as {{'rate': '5'}}, not {options!r}")
     items = dict(options or {})

@@ -1,4 +1,4 @@
-"""Event and Seqs: what users get from reading and publishing. Also converts batches to events."""
+"""Event and Seqs: the results of reading and of publishing. Also converts batches to events."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 from surecast.columns.batch import DATA, REASON_NAMES, VOID, Batch
 from surecast.columns.column import Column
 from surecast.core.endpoint import Lost
-from surecast.endpoint.chunks import joined
+from surecast.endpoint.prepared import joined
 
 __all__ = ["Event", "Kind", "Seqs", "events_of", "lost_event", "void_reason"]
 
 Kind = Literal["event", "void", "lost"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_FEW: Final = 4  # with this number of rows or fewer, the check for equal lengths does not pay off
+_FEW: Final = 4  # with so few rows, `_strings` is faster without the check for equal lengths
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -35,11 +35,12 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     them any more. Its `reason` is a text that says why. If the stream's delivery has no positions,
     `count` of a lost range is 0.
 
-    `seq` of a range is its last position, so `event.seq + 1` is always the next position to read.
+    `seq` of a range is its last position, so `event.seq + 1` is always the next position to read. A
+    range has no key and no tag (None), and its value is b"".
     """
 
-    stream: str
-    seq: int
+    stream: str  # the name of the stream
+    seq: int  # the position
     key: bytes | None
     value: bytes
     # When the stream's owner accepted the event, in nanoseconds since 1970. Times never decrease
@@ -48,7 +49,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     tag: bytes | None = None
     kind: Kind = "event"
     count: int = 1  # the number of positions in the range; 1 for an event
-    reason: str = ""
+    reason: str = ""  # of a range, see above; "" for an event
 
     @property
     def time(self) -> datetime:
@@ -62,7 +63,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def attributes(self) -> dict[str, bytes]:
-        """The event's attributes. There is at most a `tag` until schemas are implemented."""
+        """The event's attributes by name: its tag, if it has one. (Attributes of schemas are not
+        implemented yet.)"""
         return {} if self.tag is None else {"tag": self.tag}
 
 
@@ -109,12 +111,12 @@ class Seqs:
     def __getitem__(self, index: int | slice) -> int | list[int]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(self._length))]
-        place = index + self._length if index < 0 else index
+        offset = index + self._length if index < 0 else index
         for lo, hi in self.runs:
-            if 0 <= place < hi - lo:
-                return lo + place
-            place -= hi - lo
-        raise IndexError(f"{index}, of {self._length} positions")
+            if 0 <= offset < hi - lo:
+                return lo + offset
+            offset -= hi - lo
+        raise IndexError(f"index {index} is out of range: there are {self._length} positions")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Seqs) and other.runs == self.runs
@@ -135,7 +137,7 @@ def events_of(batch: Batch, stream: str, voids: bool) -> list[Event]:
         if not voids:
             return []
         return [_void(stream, batch.lo, batch.hi, batch.time_ns, void_reason(batch))]
-    row = batch.single_row()
+    row = batch.single_row()  # a fast path for a batch of one event: its key and value, or None
     if row is not None:
         return [Event(stream, batch.lo, *row, batch.time_ns)]
     values = _strings(batch.values())
@@ -149,9 +151,9 @@ def events_of(batch: Batch, stream: str, voids: bool) -> list[Event]:
     tags = batch.tags()
     if tags is not None:
         columns.append(_strings(tags))
-    if batch.explicit:
+    if batch.explicit:  # the batch has a position and a time for each event
         columns[1], columns[4] = batch.seqs().tolist(), batch.times().tolist()
-    # `map` creates the events without running Python code for each row.
+    # The columns are in the order of Event's fields. `map` runs no Python code for each row.
     events = list(map(Event, *columns))
     if voids and batch.rows < batch.count:
         return _with_voids(batch, stream, events)
@@ -170,6 +172,7 @@ def lost_event(stream: str, lost: Lost) -> Event:
 
 def _keys(batch: Batch) -> Iterable[bytes | None]:
     column = batch.keys()
+    # A batch in which no event has a key is common, and can be recognised quickly.
     if column.valid is not None and not column.data.size and not column.valid.any():
         return repeat(None)
     return _strings(column)
@@ -190,11 +193,13 @@ def _strings(column: Column) -> list[Any]:
 
 
 def _void(stream: str, lo: int, hi: int, time_ns: int, reason: str) -> Event:
+    """A range of void positions, as the Event that users get."""
     return Event(stream, hi - 1, None, b"", time_ns, None, "void", hi - lo, reason)
 
 
 def _with_voids(batch: Batch, stream: str, events: list[Event]) -> list[Event]:
-    """The events of a batch, with a void range for each run of positions between them."""
+    """The events of a batch, and a void range for each run of positions without events. The range
+    has the time of the next event, or of the batch if no event follows."""
     items: list[Event] = []
     reason, at, time_ns = void_reason(batch), batch.lo, batch.time_ns
     for event in events:

@@ -1,14 +1,14 @@
 """Computes the 16-byte id of a named publisher from its name, for `Stream.named`.
 
-The servers recognise batches that a publisher repeats by its id and their numbers
-(protocols/chain/dedup.py). In the id of a named publisher the first eight bytes are zero. The other
-eight are a 64-bit hash of the name.
+The servers recognise a batch that was published before by the id of its publisher and the numbers
+of its events (protocols/chain/dedup.py). In the id of a named publisher the first eight bytes are
+zero. The other eight are a 64-bit hash of the name.
 
 64 bits are enough. Ids are compared only within one stream. If a stream has n named publishers, the
-probability that any two of them have the same id is about n²/2^65: 3 in 10^8 for a million, 3 in
-10^4 for a hundred million. The number is far below that in practice, because the replicas keep the
-state of every named publisher in memory for ever. A deliberate collision gains nothing, because a
-client that may publish may use any id.
+probability that any two of them have the same id is about n²/2^65: 3 in 10^8 for a million
+publishers, 3 in 10^4 for a hundred million. In practice a stream has far fewer, because the
+replicas keep the state of every named publisher in memory for ever. A deliberate collision gains
+nothing, because a client that may publish may use any id.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def publisher_id(name: str | bytes | UUID) -> bytes:
     if isinstance(name, UUID):
         name = name.bytes
     if isinstance(name, str):
+        # The prefixes s and b distinguish a string from the same 16 bytes.
         data = b"s" + name.encode("utf-8", "surrogatepass")
     elif isinstance(name, bytes) and len(name) == 16:
         if name.startswith(_NAMED) and name != NO_PUBLISHER:

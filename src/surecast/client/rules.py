@@ -45,7 +45,7 @@ __all__ = [
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_MOST: Final = (1 << 62) - 1  # the largest number in a rule; times and ages are in nanoseconds
+_MOST: Final = (1 << 62) - 1  # the largest number in a rule (events, or nanoseconds)
 _LATEST: Final = _EPOCH + timedelta(microseconds=_MOST // 1000)  # in the year 2116
 
 
@@ -58,7 +58,7 @@ def keep_all() -> Policy:
 
 
 def keep_last(n: int) -> Policy:
-    """Keep the newest `n` positions."""
+    """Keep the events at the newest `n` positions; void positions count, too."""
     if type(n) is not int or not 1 <= n <= _MOST:
         raise UsageError(f"keep_last takes a number of events from 1 to {_MOST:,}, not {shown(n)}")
     return KeepLast(n)
@@ -69,6 +69,8 @@ def keep_for(age: timedelta | float) -> Policy:
     given = age
     most = _LATEST - _EPOCH
     if isinstance(age, int | float) and not isinstance(age, bool) and math.isfinite(age):
+        # A timedelta cannot hold every number. Too large a number becomes a timedelta above `most`,
+        # which is refused below.
         age = timedelta(seconds=age) if abs(age) < most.total_seconds() else most + _MICROSECOND
     if not isinstance(age, timedelta) or age <= timedelta(0):
         raise UsageError(f"keep_for takes a positive timedelta or seconds, not {shown(given)}")
@@ -87,7 +89,9 @@ def latest_per_key() -> Policy:
 
 def before_seq(seq: int) -> Predicate:
     """All events at positions below `seq`."""
-    if seq != 0 or type(seq) is not int:  # 0 is not a position; here it means "no events"
+    # `check_position` refuses 0, which is not a position. Here it is allowed: no events. (`type`:
+    # False is equal to 0, and is refused.)
+    if seq != 0 or type(seq) is not int:
         check_position("before_seq", seq)
     return BeforeSeq(seq)
 
@@ -122,8 +126,8 @@ def check_position(what: str, seq: int) -> None:
 
 
 def ns_of(time: datetime) -> int:
-    """Nanoseconds since 1970. A time without a zone is refused, because its meaning would depend on
-    the machine."""
+    """Nanoseconds since 1970. A time without a time zone is refused, because its meaning would
+    depend on the computer."""
     if not isinstance(time, datetime):
         raise UsageError(f"a time is a datetime, not {time!r}")
     if time.tzinfo is None:
@@ -131,7 +135,7 @@ def ns_of(time: datetime) -> int:
             f"{time!r} has no time zone: use datetime.now(UTC), or time.astimezone() for local time"
         )
     if not _EPOCH <= time <= _LATEST:
-        raise UsageError(f"a time lies between 1970 and {_LATEST.year}, not at {time!r}")
+        raise UsageError(f"a time is from 1970 to {_LATEST.year}, not {time!r}")
     return (time - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
@@ -143,6 +147,7 @@ def shown(value: object) -> str:
 
 
 def _bytes(what: str, data: bytes) -> bytes:
+    """`data`, checked. `what` is the name of the function that the user has called."""
     if not isinstance(data, bytes):
         raise UsageError(f"{what} takes bytes, not {data!r}")
     return data

@@ -25,8 +25,8 @@ from surecast.columns.rules import (
     encode_policy,
 )
 from surecast.core.streams import StreamInfo
-from surecast.endpoint.chunks import ArrowStream, Chunk, chunks_of
 from surecast.endpoint.endpoint import Sent, acknowledged, send, send_all
+from surecast.endpoint.prepared import ArrowStream, PreparedBatch, prepared_batches
 from surecast.endpoint.publishers import EVENT_OVERHEAD, Outbox
 from surecast.errors import TimedOut, UsageError
 
@@ -39,14 +39,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Stream", "StreamInfo"]
 
-PUB_NO_MAX: Final = (1 << 62) - 1  # for the first number; the numbers after it have to fit, too
+# The largest `pub_no` of `named`. Larger numbers are valid for the events after the first.
+PUB_NO_MAX: Final = (1 << 62) - 1
 
 
 class Stream:
     """An open stream, created by `await client.stream(name)`.
 
     A program may open a stream several times. Events that one client publishes to a stream keep the
-    order of the calls, through whichever of these objects.
+    order of the calls, even if it uses several Stream objects.
     """
 
     def __init__(self, client: Client, info: StreamInfo, outbox: Outbox) -> None:
@@ -60,12 +61,12 @@ class Stream:
 
     @property
     def retain(self) -> Policy:
-        """The stream's retention, fixed when it was created."""
+        """The stream's retention rule, fixed when the stream was created."""
         return self._info.retention
 
     @property
     def delivery(self) -> str:
-        """How its events reach readers, fixed when it was created."""
+        """How the stream's events reach readers, fixed when the stream was created."""
         return self._info.delivery
 
     @property
@@ -76,7 +77,7 @@ class Stream:
 
     @property
     def owner(self) -> str:
-        """The region that gives its events their positions."""
+        """The region that assigns positions to the stream's events."""
         return self._info.owner
 
     def supports(self, verb: str) -> bool:
@@ -117,7 +118,7 @@ class Stream:
             future = self._outbox.publish(value, key, tag)
             try:
                 return await future
-            except asyncio.CancelledError:
+            except asyncio.CancelledError:  # perhaps because the time is over
                 if self._outbox.waits_for_room(future):
                     limit.maybe_taken = False
                     limit.what = (
@@ -161,12 +162,12 @@ class Stream:
         positions of the acknowledged batches; batches that were sent before may still be published
         (`maybe_taken`), and the rest is not published.
         """
-        chunks = chunks_of(self._info.stream_id, values, keys, tags, self._outbox.options)
+        batches = prepared_batches(self._info.stream_id, values, keys, tags, self._outbox.options)
         sent: Sent = []
         limit = within(timeout, f"the acknowledgement of events of {self.name!r}")
         try:
             async with limit:
-                return Seqs(await send_all(self._outbox, chunks, sent))
+                return Seqs(await send_all(self._outbox, batches, sent))
         except TimedOut as problem:
             problem.acknowledged = acknowledged(sent)
             problem.maybe_taken = any(future.cancelled() for future in sent)
@@ -183,7 +184,7 @@ class Stream:
         """
         waited_for = f"room to publish a batch of {self.name!r}; the batch may still be published"
         async with within(timeout, waited_for, maybe_taken=True):
-            return await send(self._outbox, Chunk(batch, batch.nbytes))
+            return await send(self._outbox, PreparedBatch(batch, batch.nbytes))
 
     def named(self, publisher: str | bytes | UUID, pub_no: int) -> Stream:
         """This stream for a *named publisher*: a program that numbers its events itself, so that it
@@ -192,12 +193,13 @@ class Stream:
             line = stream.named("invoices", next_no)
 
         `publisher` is any string, a UUID or any 16 bytes; equal names are the same publisher in all
-        processes. The events published through the result get the numbers from `pub_no` on. The
-        stream's owner publishes an event only if it has not accepted its number from this publisher
-        before. So a program may repeat its batches from any number on, identical and in order: each
-        of them is published once. After a failure the result accepts nothing more. Wait until all
-        of its batches are acknowledged or have failed, then call `named` again with a number that
-        the program knows. Named publishers never expire.
+        processes. Events published through the returned Stream get the numbers `pub_no`, `pub_no` +
+        1, and so on. The stream's owner publishes an event only if it has not accepted its number
+        from this publisher before. So a program may repeat its batches from any number on, if they
+        are identical and in order: each of them is published once. After a failure the returned
+        Stream accepts nothing more. Wait until all of its batches are acknowledged or have failed,
+        then call `named` again with the number of the first event to repeat. Named publishers never
+        expire.
         """
         return self.published_as(publisher_id(publisher), pub_no)
 
@@ -269,10 +271,11 @@ class Stream:
     async def _publish_rule(
         self, kind: int, value: bytes, timeout: Timeout, waited_for: str
     ) -> int:
+        """Publish an instruction (COLLECT or CONFIG) and return its position."""
         batch = Batch.of(self._info.stream_id, [value], kind=kind)
         async with within(timeout, waited_for, maybe_taken=True):
-            sent, placed = self._outbox.publish_batch(batch, len(value) + EVENT_OVERHEAD)
-            await placed
+            sent, added = self._outbox.publish_batch(batch, len(value) + EVENT_OVERHEAD)
+            await added
             assert sent.whole is not None
             return (await sent.whole)[0]
 
@@ -326,7 +329,7 @@ class Stream:
         be larger than `ClientOptions.read_bytes_max`, and EventsLost if events were lost.
         """
         if stop is None:
-            raise UsageError('a read has an end: stop is "latest", a seq or a datetime')
+            raise UsageError('a read has an end: stop is "latest", a position or a datetime')
         from surecast.client.table import read_table
 
         async with (

@@ -1,9 +1,10 @@
 """The progress of a subscription in one stream: which positions it has received and read.
 
 A subscription *follows* a stream: it asks the reader's node to deliver the stream from a position
-on. While its buffer is full, the stream is unfollowed, and later followed again. Events of the
-earlier follow may still arrive then. So each delivered batch is admitted only as far as it is new
-and within the limits of the subscription.
+on. When its buffer is full, it stops following the stream, and follows it again when there is room.
+Events of the earlier delivery may still arrive after that. So the part of a delivered batch that
+was received before, or lies outside the start and stop of the subscription, is dropped. The rest is
+*admitted*: it goes into the buffer.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ class StreamProgress:
         # asked for the next item since.
         self.read = start
         self.acked = start  # the first position that the user has not acknowledged with `ack`
-        self.paused = False
+        self.paused = False  # whether it is not followed because the buffer is full
         self.not_before_ns = not_before_ns  # older events are left out; 0: no limit
-        self.stop = stop  # the first position that is not read
+        self.stop = stop  # the first position that is not read, or NEVER
         self.before_ns = before_ns  # events from this time on are left out; 0: no limit
         self.finished = False  # all positions below `stop` were received; the reader is released
 
@@ -87,23 +88,23 @@ class StreamProgress:
         return self.wanted(batch) if self.not_before_ns else batch
 
     def _look_for_stop(self, batch: Batch) -> None:
-        """If the batch has an event at or after `before_ns`, set `stop` to its position. (Void
-        positions have no times, so they are not considered.)"""
+        """If the batch has events at or after `before_ns`, set `stop` to the position of the first
+        one. (Void positions have no times, so they are not considered.)"""
         if batch.rows and int(batch.times()[-1]) >= self.before_ns:
             first = int(batch.seqs()[np.searchsorted(batch.times(), self.before_ns)])
             self.stop = min(self.stop, max(first, self.next))
 
     def wanted(self, batch: Batch) -> Batch | None:
-        """The part of `batch` from `not_before_ns` on, or None if it is all older.
+        """The part of `batch` from `not_before_ns` on, or None if all of it is older.
 
-        Such older events arrive if the region's copy of the stream ended before that time when the
-        subscription began: it then began at this end.
+        Older events arrive if the region's copy of the stream ended before that time when the
+        subscription began: the subscription then starts at the end of this copy.
         """
         if is_end(batch):
             return batch  # the stream is deleted: no newer events will come
         if batch.rows and int(batch.times()[-1]) >= self.not_before_ns:
             first = int(batch.seqs()[np.searchsorted(batch.times(), self.not_before_ns)])
-            self.not_before_ns = 0  # times never decrease, so all later events are new enough
+            self.not_before_ns = 0  # times never decrease, so later events need no check
             return batch if first == batch.seqs()[0] else batch.slice(first, batch.hi)
         return None
 
@@ -125,8 +126,8 @@ class StreamProgress:
         return new
 
     def _log_gap(self, item: Batch | Lost) -> None:
-        """Log that an item was dropped. It came from an earlier follow; the current follow will
-        deliver it again, after the positions before it."""
+        """Log that an item was dropped because positions before it are missing. It belongs to an
+        earlier delivery. The current one will deliver those positions, and then this item again."""
         log.debug("%s: %r, but %d is next", self.name, item, self.next)
 
     def follow(self) -> Lost | None:
@@ -153,12 +154,12 @@ class UnorderedProgress(StreamProgress):
         return lost
 
     def follow(self) -> Lost | None:
-        # Position 0 means the end of the stream. After a pause the stream is followed from there.
+        # Position 0 means the end of the stream. The start position is used only the first time.
         first, self.next = self.next, 0
         paused, self.paused = self.paused, False
         self.reader.follow(self.stream, first)
         if not paused or first:
-            return None
+            return None  # no pause, or a pause before the stream was followed the first time
         return Lost(
             self.stream,
             0,

@@ -28,25 +28,26 @@ if TYPE_CHECKING:
 __all__ = ["Subscription"]
 
 
-# The key in the metadata of an Arrow batch under which `ack` finds the id of its stream.
+# The metadata of an Arrow batch has the id of its stream under this key, for `ack`.
 _STREAM_ID: Final = b"surecast.stream_id"
 
 
 class Subscription:
-    """Events of one stream or several, in the order of each stream, without gaps or repetitions. (A
-    stream whose delivery has no positions yields its events as they arrive.)
+    """Events of one stream or several. The events of each stream are in order, without gaps or
+    repetitions. (A stream whose delivery has no positions yields its events as they arrive.)
 
         async for event in stream.subscribe(start="earliest"):
             print(event.seq, event.key, event.value)
 
-    A subscription begins to receive events when it is created, up to
-    `ClientOptions.buffer_bytes_max`. If a loop over it is left, another loop over the same object
-    continues after the last event of the first. The subscription ends with `close()`, with its
-    `async with` block, or when the program drops the object. Only one task at a time may iterate.
+    A subscription begins to receive events when it is created. It buffers up to
+    `ClientOptions.buffer_bytes_max` bytes of them. If the program leaves a loop over it, another
+    loop over the same object continues after the last event of the first. The subscription ends
+    with `close()`, with its `async with` block, or when the program drops the object (no variable
+    refers to it any more). Only one task at a time may iterate.
 
     With a `stop` the loop ends when every position below the stop was read or skipped as void.
     With a `timeout`, a step of a loop over events or batches raises TimedOut if it takes longer.
-    Another loop continues where that one was left.
+    No event is lost then: another loop continues at the same event.
 
     If the stream's delivery could not deliver some events, the loop yields one event of kind "lost"
     for them, with or without `voids`, and continues after them.
@@ -63,6 +64,7 @@ class Subscription:
         self._task = task
         self._timeout_s = timeout_s  # of each step of an iteration
         self._buffer: SubscriptionBuffer = task.buffer
+        # Ends the subscription when this object is garbage-collected, but not at interpreter exit.
         weakref.finalize(self, task.forget).atexit = False
 
     def __repr__(self) -> str:
@@ -92,7 +94,7 @@ class Subscription:
     async def _next(self, timeout_s: float | None) -> Event:
         buffer = self._buffer
         while True:
-            for event in buffer.rows:
+            for event in buffer.rows:  # an iterator: takes only the next event of the batch
                 buffer.current_event = event
                 if buffer.cursor is not None:
                     buffer.consumer = asyncio.current_task()
@@ -105,7 +107,8 @@ class Subscription:
         """Iterates over a subscription without a name. Within a batch, an event costs only one step
         of a generator.
 
-        All iterations use `buffer.rows`, so a loop continues where the previous one was left.
+        All iterations share the iterator `buffer.rows`, so a loop continues where the previous one
+        was left.
         """
         buffer = self._buffer
         while True:
@@ -117,7 +120,8 @@ class Subscription:
     async def _named(self) -> AsyncGenerator[Event, None]:
         """Iterates over a named subscription: also notes which event is being processed."""
         buffer = self._buffer
-        buffer.consumer = asyncio.current_task()  # it gets the rest of the current batch
+        # The rest of the current batch goes to this task, also if another task has begun it.
+        buffer.consumer = asyncio.current_task()
         while True:
             for event in buffer.rows:
                 buffer.current_event = event
@@ -145,10 +149,10 @@ class Subscription:
         Lost events raise EventsLost, with their `stream` and `range`, with or without `voids`. The
         next call of `batches()` continues after them.
         """
-        if length_hint(self._buffer.rows):
+        if length_hint(self._buffer.rows):  # events of the current batch that were not read yet
             raise UsageError(
-                "this subscription is within a batch that is read event by event: continue like "
-                "that, or subscribe again for batches"
+                "only some events of the current batch were read: read the others event by event "
+                "first, or create another subscription for batches"
             )
         return self._batches(self._buffer.voids if voids is None else voids)
 
@@ -200,7 +204,7 @@ class Subscription:
                 if self._task.spec.name is None
                 else "nothing has been read yet: there is nothing to acknowledge"
             )
-        stream, end, time_ns, stream_id = _place(item)
+        stream, end, time_ns, stream_id = _position_of(item)
         try:
             progress = buffer.progress_of(stream, end, time_ns, stream_id)
         except KeyError:
@@ -222,13 +226,14 @@ class Subscription:
         """End the subscription. A named subscription stores its position first; if that takes
         longer than `timeout`, this continues in the background.
 
-        The last event (or batch) that was handed out is acknowledged, too, except in two cases: an
-        exception is being handled (`close()` in a `finally` block), or the event was handed to
-        another task that still runs or has failed. With `ack="manual"` only `ack` acknowledges.
+        The last event (or batch) that the program got is acknowledged, too, except in two cases: an
+        exception is being handled (`close()` in a `finally` block), or another task got the event
+        and still runs or has failed. With `ack="manual"` only `ack` acknowledges.
         """
         await self._close(leaving(asyncio.current_task()), timeout)
 
     async def _close(self, by: object, timeout: Timeout = None) -> None:
+        """Close; for `by` see `SubscriptionBuffer.finish`. None: nothing more is acknowledged."""
         waited_for = f"{self!r} to store its position; the subscription is closed in the background"
         async with within(timeout, waited_for):
             await self._task.close(by=by)
@@ -245,7 +250,7 @@ class Subscription:
         await self._close(asyncio.current_task() if problem is None else None)
 
 
-def _place(item: Any) -> tuple[str, int, int, bytes]:
+def _position_of(item: Any) -> tuple[str, int, int, bytes]:
     """For an event or an Arrow batch: the name of its stream, the first position after it, the time
     of its last event, and the id of the stream, or b"" if the id is not known."""
     stream_id = b""

@@ -1,17 +1,18 @@
-"""The buffer of one subscription: received and unread batches, and the progress in each stream.
+"""The buffer of one subscription: its unread batches, and its progress in each stream.
 
 The client's readers (`endpoint.readers`) put batches and lost ranges into the buffer, and the task
-that iterates over the subscription takes them out. When the buffer is full, its streams are
-unfollowed, so the servers stop sending. When it is half empty, the streams are followed again from
-the first position that was not received. In this way no event is lost if the stream's delivery has
+that iterates over the subscription takes them out. When the buffer is full, it stops following its
+streams, so the servers stop sending. When it is half empty, it follows the streams again from the
+first position that was not received. In this way no event is lost if the stream's delivery has
 positions (`StreamProgress`, otherwise `UnorderedProgress`).
 
 A subscription with a stop ends when three conditions hold: all its streams are known, all positions
 below their stops were received (void and lost ones included), and the buffer is empty.
 
-For automatic acknowledgements, `current_event` is the event that the user is processing. All events
-before it count as processed. `consumer` is the task or thread that processes it. If the consumer
-closes the subscription without an exception, the current event counts as processed, too (`finish`).
+For automatic acknowledgements, `current_event` is the event that the user (the program that reads
+the subscription) is processing. All events before it count as processed. `consumer` is the task or
+thread that processes it. If the consumer closes the subscription without an exception, the current
+event counts as processed, too (`finish`).
 """
 
 from __future__ import annotations
@@ -57,7 +58,12 @@ class DeletedStream(NamedTuple):
 
 
 class SubscriptionBuffer:
-    """The buffer of one subscription (see the module). Must be used in the event loop's thread."""
+    """The buffer of one subscription (see the module). Must be used in the event loop's thread.
+
+    `voids`: events are returned with the void ranges between them. `named`: the subscription has a
+    name. `manual`: only the user's `ack` acknowledges. `single`: it reads one open stream, and ends
+    when that is deleted.
+    """
 
     def __init__(
         self, options: ClientOptions, voids: bool, named: bool, manual: bool, single: bool = False
@@ -65,10 +71,10 @@ class SubscriptionBuffer:
         self.options = options
         self.voids = voids
         self.named = named
-        self.manual = manual  # only the user's `ack` acknowledges
-        self.single = single  # it reads one open stream, and ends when that is deleted
+        self.manual = manual
+        self.single = single
         self.deleted: dict[str, DeletedStream] = {}  # the last deleted stream of each name
-        self.streams: dict[LogId, StreamProgress] = {}
+        self.streams: dict[LogId, StreamProgress] = {}  # the streams that are read, by id
         # A name has two streams if one was deleted, a new one was created, and the last event of
         # the deleted one was not read yet.
         self.by_name: dict[str, list[StreamProgress]] = {}
@@ -81,20 +87,21 @@ class SubscriptionBuffer:
         self.consumer: object = None  # the reading task, or with `surecast.sync` its thread
         self.label = ""  # the name or pattern of the subscription, for error messages
         self.nbytes = 0  # size of all items in the inbox
-        self.paused = False  # nothing is followed until the buffer is half empty
+        self.paused = False  # whether no stream is followed until the buffer is half empty
         # Received and not taken out. None in place of an item means that the stream was deleted
         # and ends before the first position that was to be read (`take_ended`).
         self._inbox: deque[tuple[StreamProgress, Item | None]] = deque()
         self._loop = asyncio.get_running_loop()
         # Set while a task waits for an item. The result True means that its time is over.
         self._waiter: asyncio.Future[bool] | None = None
+        # Done when the start of each existing stream is known, or the subscription has ended.
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._end: SurecastError | None = None  # the error that ends the subscription
-        self._closed = False
+        self._failure: SurecastError | None = None  # the error that ends the subscription
+        self._closed = False  # whether it was ended by `close`, without an error
         self._unfinished = 0  # streams that were not received up to their stop
-        self._complete = False  # the subscription has a stop, and all its streams were added
-        self.forked = False  # this process is a forked child of the one that reads
-        self._turn_rows = 0  # rows read since other tasks of the program could run
+        self._complete = False  # whether there is a stop, and all streams were added
+        self.forked = False  # whether this process is a forked child of the one that reads
+        self._turn_rows = 0  # events read since other tasks of the program could run
         watch(self)
 
     # ------------------------------------------------------------ from readers
@@ -110,7 +117,8 @@ class SubscriptionBuffer:
         stop: int = NEVER,
         before_ns: int = 0,
     ) -> None:
-        """Read a stream from `start` on, up to `stop`, and without events from `before_ns` on."""
+        """Read a stream from `start` on, up to `stop`. For the other arguments see
+        `StreamProgress`; `ordered` is `Delivery.ordered`."""
         if self.ended:
             return
         kind = StreamProgress if ordered else UnorderedProgress
@@ -122,7 +130,7 @@ class SubscriptionBuffer:
         if progress.next >= progress.stop:
             self._finish(progress)
         elif self.paused:
-            progress.paused = True
+            progress.paused = True  # `_resume` will follow it
         else:
             progress.follow()
 
@@ -159,6 +167,7 @@ class SubscriptionBuffer:
             self._wake()
 
     def _put_lost(self, progress: StreamProgress, lost: Lost) -> None:
+        """Append a lost range to the inbox."""
         self.nbytes += LOST_BYTES
         self._inbox.append((progress, lost))
 
@@ -173,7 +182,7 @@ class SubscriptionBuffer:
             self._wake()
 
     def set_complete(self) -> None:
-        """Called when all streams that are read up to a stop have been added."""
+        """Called when all streams of a subscription with a stop have been added."""
         self._complete = True
         self._wake()
 
@@ -188,11 +197,13 @@ class SubscriptionBuffer:
         progress.reader.release(progress.stream)
 
     def _taken_in(self) -> None:
+        """Called when something was put into the inbox."""
         if self.nbytes >= self.options.buffer_bytes_max:
             self._pause()
         self._wake()
 
     def _pause(self) -> None:
+        """Stop following all streams, because the buffer is full."""
         self.paused = True
         for progress in self.streams.values():
             if not progress.paused and not progress.finished:
@@ -200,6 +211,7 @@ class SubscriptionBuffer:
                 progress.reader.unfollow(progress.stream)
 
     def _resume(self) -> None:
+        """Follow all streams again."""
         self.paused = False
         for progress in self.streams.values():
             if progress.paused and not progress.finished:
@@ -208,6 +220,7 @@ class SubscriptionBuffer:
                     self._put_lost(progress, missed)
 
     def _wake(self) -> None:
+        """End the wait of `next_item`, which then looks at the buffer again."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(False)
 
@@ -228,9 +241,9 @@ class SubscriptionBuffer:
             self._turn_rows = 0
             await asyncio.sleep(0)  # yield to other tasks even if the buffer never runs empty
         self._leave_ended()
-        while not self._inbox or self._end is not None:
-            if self._end is not None:
-                raise type(self._end)(*self._end.args)
+        while not self._inbox or self._failure is not None:
+            if self._failure is not None:
+                raise type(self._failure)(*self._failure.args)
             if self._closed:
                 return None
             if self._complete and not self._unfinished:
@@ -242,7 +255,7 @@ class SubscriptionBuffer:
         return self._take_out()
 
     async def _wait(self, deadline: Deadline | None) -> None:
-        """Wait until something is received or changed; raises TimedOut after the deadline."""
+        """Wait for `_wake`; raises TimedOut after the deadline."""
         self._waiter = waiter = self._loop.create_future()
         timer = None
         if deadline is not None:
@@ -279,6 +292,7 @@ class SubscriptionBuffer:
             ) from None
 
     def _take_out(self) -> tuple[StreamProgress, Item]:
+        """Take the first item out of the inbox; it becomes the current one."""
         progress, item = self._inbox.popleft()
         assert item is not None  # `_leave_ended` has removed such entries
         self.current = progress, item.hi
@@ -305,7 +319,7 @@ class SubscriptionBuffer:
         """Called when the last event of a deleted stream is taken out. A subscription to one open
         stream ends; a subscription by name or pattern continues without the stream."""
         if self.single:
-            self._end = StreamDeleted(progress.name)  # raised when the user asks for more
+            self._failure = StreamDeleted(progress.name)  # raised by the next call of `next_item`
             return
         if not progress.finished:
             self._finish(progress)
@@ -321,7 +335,7 @@ class SubscriptionBuffer:
         log.info("stream %r was deleted", progress.name)
 
     def _finish_current(self) -> None:
-        """The user asks for the next item, so the current one is processed."""
+        """Called when the user asks for the next item: the current one counts as processed."""
         self.current_event = None
         if self.current is not None:
             progress, end = self.current
@@ -342,7 +356,7 @@ class SubscriptionBuffer:
             progress, item = taken
             events = self._events_of(progress, item)
             while len(events) < ROWS_JOINED and self._inbox and self._inbox[0][0] is progress:
-                if self._inbox[0][1] is None:
+                if self._inbox[0][1] is None:  # the stream has ended
                     break
                 events += self._events_of(*self._take_out())
         self.rows = iter(events)
@@ -354,7 +368,8 @@ class SubscriptionBuffer:
         return events_of(item, progress.name, self.voids)
 
     def positions(self) -> dict[LogId, int]:
-        """The first position of each stream that is not processed."""
+        """The first position of each stream that is not processed, or with `manual` that the user
+        has not acknowledged. The cursor stores these positions."""
         if self.manual:
             return {stream: progress.acked for stream, progress in self.streams.items()}
         positions = {stream: progress.read for stream, progress in self.streams.items()}
@@ -375,14 +390,14 @@ class SubscriptionBuffer:
         progress, end = self.current
         if self.current_event is not None:
             end = self.current_event.seq + 1
-        elif length_hint(self.rows):
+        elif length_hint(self.rows):  # the number of events in `rows` that were not handed out
             return {}
         return {progress.stream: end}
 
     def finish(self, by: object) -> None:
         """Called when the task or thread `by` closes the subscription without an exception. The
-        event or batch in hand counts as processed then, unless another task or thread is still
-        processing it."""
+        event or batch that the user has (`in_hand`) counts as processed then, unless another task
+        or thread is still processing it."""
         for stream, end in self.in_hand().items():
             if self.is_processed(by):
                 progress = self.streams[stream]
@@ -397,7 +412,7 @@ class SubscriptionBuffer:
             return False
         problem = consumer.exception()
         if problem is not None:
-            log.warning("not acknowledged: the event that a task read that failed: %r", problem)
+            log.warning("not acknowledged: the last event of a task that failed with %r", problem)
         return problem is None
 
     def handed(self, progress: StreamProgress) -> int:
@@ -411,7 +426,8 @@ class SubscriptionBuffer:
     def progress_of(
         self, stream: str, end: int, time_ns: int, stream_id: LogId = b""
     ) -> StreamProgress | None:
-        """The stream of an event that the user acknowledges; `end` is the position after the event.
+        """The stream of an event or batch that the user acknowledges. `end` is the position after
+        it, `time_ns` its time, and `stream_id` the id of its stream, or b"" if that is not known.
 
         Returns None if that stream was deleted, so that there is no position to store. Raises
         KeyError if the event was not read.
@@ -422,19 +438,19 @@ class SubscriptionBuffer:
         deleted stream is later than the last event of that stream.
         """
         named = self.by_name.get(stream, ())
-        found = self.streams.get(stream_id)
-        former = self.deleted.get(stream)
-        if found is None and stream_id and former is not None:
+        progress = self.streams.get(stream_id)
+        deleted = self.deleted.get(stream)
+        if progress is None and stream_id and deleted is not None:
             return None
-        if found is None:
-            found = next((one for one in named if one.name is stream and len(stream) > 1), None)
-        if found is None:
-            if former is not None and end <= former.end and time_ns <= former.time_ns:
+        if progress is None:
+            progress = next((one for one in named if one.name is stream and len(stream) > 1), None)
+        if progress is None:
+            if deleted is not None and end <= deleted.end and time_ns <= deleted.time_ns:
                 return None
-            found = next((one for one in named if end <= self.handed(one)), None)
-        if found is None or end > self.handed(found):
+            progress = next((one for one in named if end <= self.handed(one)), None)
+        if progress is None or end > self.handed(progress):
             raise KeyError(stream)
-        return found
+        return progress
 
     def acknowledge(self, progress: StreamProgress, end: int) -> None:
         """Called when the user has acknowledged all positions below `end`."""
@@ -448,8 +464,8 @@ class SubscriptionBuffer:
         if self.forked:
             raise forked()
         await asyncio.wait([self._ready])
-        if self._end is not None:
-            raise type(self._end)(*self._end.args)
+        if self._failure is not None:
+            raise type(self._failure)(*self._failure.args)
 
     def set_ready(self) -> None:
         """Called when the start of each existing stream is known, or the subscription ends."""
@@ -458,14 +474,14 @@ class SubscriptionBuffer:
 
     def _on_fork(self) -> None:
         self.forked = True
-        self._end = forked()
+        self._failure = forked()
         self._waiter = self.current = self.current_event = None
         deque(self.rows, maxlen=0)  # empties the iterator, so that a loop over it ends
 
     def fail(self, problem: SurecastError) -> None:
         """End the subscription; the next read raises `problem`."""
-        if self._end is None and not self._closed:
-            self._end = problem
+        if self._failure is None and not self._closed:
+            self._failure = problem
             self._inbox.clear()
             self._leave()
 
@@ -489,9 +505,11 @@ class SubscriptionBuffer:
 
     @property
     def ended(self) -> bool:
-        return self._closed or self._end is not None
+        """Whether the subscription was closed or has failed."""
+        return self._closed or self._failure is not None
 
 
 def _expire(waiter: asyncio.Future[bool]) -> None:
+    """Called at the deadline of a wait."""
     if not waiter.done():
         waiter.set_result(True)

@@ -3,8 +3,8 @@
 There are two kinds of subscriptions. One reads a single open stream (`Stream.subscribe`), with a
 reader that other subscriptions may share (`endpoint.readers`). The other reads all streams that
 match a name or pattern (`Client.subscribe`), with readers of its own, one for each delivery of
-these streams. It keeps a query open that reports new matching streams, and reads each of them from
-its first position on. With a stop it reads only the streams that match at the beginning.
+these streams. It keeps a query open that reports new matching streams, and reads each new stream
+from position 1 on. With a stop it reads only the streams that match at the beginning.
 """
 
 from __future__ import annotations
@@ -44,12 +44,16 @@ __all__ = [
 
 log = logging.getLogger("surecast.client")
 
-Start = Literal["earliest", "latest"] | int | datetime  # an end of the stream, a position or a time
-# The current end, the first position that is not read, or a time.
+# Where a subscription begins: at position 1, at the current end of the stream, at a position, or at
+# the first event that is not older than a time.
+Start = Literal["earliest", "latest"] | int | datetime
+# Where it ends: at the current end, before a position, or before the first event that is not older
+# than a time.
 Stop = Literal["latest"] | int | datetime
 
-_NOW = -1  # in a WhereIs query: return the end of the stream
-CLOCK_S: Final = 60.0  # the wall clock is read at least this often, because it may be set
+_NOW = -1  # as the time of a WhereIs query: the answer is the end of the stream
+# While waiting for a time, the wall clock is read at least this often, because it may be set.
+CLOCK_S: Final = 60.0
 
 
 def check_start(start: Start) -> None:
@@ -76,8 +80,8 @@ def check_stop(stop: Stop | None) -> None:
 
 
 def leaving(caller: object) -> object:
-    """The task or thread that calls `close()`. None if an exception is being handled, as in a
-    `finally` block: then the last event may not have been processed."""
+    """Returns `caller`, the task or thread that calls `close()`, or None if it is handling an
+    exception, as in a `finally` block: then the last event may not have been processed."""
     return caller if sys.exc_info()[0] is None else None
 
 
@@ -86,23 +90,24 @@ class SubscriptionSpec:
     """The arguments of `subscribe`. If `info` is set, that open stream is read, otherwise the
     streams that match `pattern`."""
 
-    pattern: str
+    pattern: str  # of an open stream: its name
     info: StreamInfo | None
     start: Start
     voids: bool
-    name: str | None
-    manual: bool
+    name: str | None  # of a named subscription
+    manual: bool  # whether `ack` is "manual"
     stop: Stop | None = None
 
     @property
     def has_wildcard(self) -> bool:
+        """Whether the pattern may match several streams."""
         return self.info is None and not is_name(self.pattern)
 
     def check(self, delivery: Delivery) -> None:
         """Raise NotSupported if the delivery does not support these arguments."""
         verbs = delivery.verbs
         if not delivery.ordered:
-            verbs -= {"name", "time"}  # both need positions
+            verbs -= {"name", "time"}  # subscriptions with a name or from a time need positions
         if self.has_wildcard and "pattern" not in verbs:
             raise not_supported(f"a pattern such as {self.pattern!r}", delivery)
         if self.name is not None and "name" not in verbs:
@@ -118,8 +123,9 @@ class SubscriptionSpec:
 
 
 class SubscriptionTask:
-    """The background work of a subscription (see the module). It is separate from `Subscription`,
-    so that it can clean up when the user drops that object."""
+    """The background work of a subscription (see the module). This object is separate from
+    `Subscription`, so that it can clean up when the user drops the Subscription (no variable refers
+    to it any more)."""
 
     def __init__(
         self,
@@ -132,7 +138,8 @@ class SubscriptionTask:
         processed."""
         self.spec = spec
         self._dropped = dropped
-        self._in_hand: dict[LogId, int] = {}  # `SubscriptionBuffer.in_hand` when it was dropped
+        # The result of `SubscriptionBuffer.in_hand` when the Subscription was dropped.
+        self._in_hand: dict[LogId, int] = {}
         self._endpoint = endpoint
         self._control = endpoint.control
         self._options = endpoint.options
@@ -146,13 +153,14 @@ class SubscriptionTask:
         self._loop = asyncio.get_running_loop()
         self._complete = False  # whether all streams that existed at the beginning are known
         self._matched = False  # whether any stream has matched so far
-        # Streams that need a query or a reader before they can be followed.
+        # By stream: the task that makes a query or opens a reader before the stream is followed.
         self._joining: dict[LogId, asyncio.Task[None]] = {}
         self._leased: dict[str, Reader] = {}  # the readers in use, by delivery
-        self._leasing = asyncio.Lock()
+        self._leasing = asyncio.Lock()  # so that only one reader is opened for a delivery
         self._watch: int | None = None  # the token of the query for matching streams
-        self._beginning = self._loop.create_task(self._begin())
-        self._stopping: asyncio.Task[None] | None = None  # waits for the time of the stop
+        self._beginning = self._loop.create_task(self._begin())  # later `_be_ready`
+        # With a stop that is a time: waits for that time.
+        self._stopping: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     def _check(self, info: StreamInfo) -> None:
@@ -170,6 +178,7 @@ class SubscriptionTask:
             self.buffer.fail(problem)
 
     async def _attach_and_follow(self) -> None:
+        """Take the name of a named subscription, then follow the stream, or query for streams."""
         spec, buffer = self.spec, self.buffer
         if spec.name is not None:
             buffer.cursor = Cursor(
@@ -228,7 +237,7 @@ class SubscriptionTask:
             log.warning("there is no stream %r yet: waiting until it is created", self.spec.pattern)
 
     def _meet(self, info: StreamInfo, end: int) -> None:
-        """Begin to read a matching stream, unless it is being read; `end` is its end now."""
+        """Begin to read a matching stream, unless it is read already. `end` is its end now."""
         stream, start = info.stream_id, self.spec.start
         if stream in self.buffer.streams or stream in self._joining:
             return
@@ -250,11 +259,11 @@ class SubscriptionTask:
                 )
             )
             return
-        known, cursor = stream in self._stored(), self.buffer.cursor
+        has_position, cursor = stream in self._stored(), self.buffer.cursor
         if self._complete or (cursor is not None and cursor.has_begun):
-            start = "earliest"  # the stream is new: read all of its events
-        to_locate = isinstance(start, datetime) and not known
-        begins = None if to_locate else self._known_start(info, start, end)
+            start = "earliest"  # the stream is new, unless a position is stored: read all of it
+        needs_query = isinstance(start, datetime) and not has_position
+        begins = None if needs_query else self._known_start(info, start, end)
         reader = self._leased.get(info.delivery)
         if begins is None or reader is None or isinstance(self.spec.stop, datetime):
             self._joining[stream] = self._loop.create_task(self._join(info, begins, end))
@@ -273,14 +282,15 @@ class SubscriptionTask:
             return start
         if start != "latest":
             return 1
+        # A stream without positions is followed from 0, which means its end (`Follow`).
         return end if self._endpoint.delivery_of(info).ordered else 0
 
     def _known_stop(self, info: StreamInfo, end: int) -> int:
         """The first position that is not read in a stream that ends at `end` now.
 
-        With "latest" it is at least the end of the events that were acknowledged to this client,
-        which this region may not have received yet. If the stop is a time in the future, its
-        position becomes known when that time has passed (`_stop_in_time`).
+        With "latest" it includes all events that were acknowledged to this client. (If another
+        region owns the stream, this region may not have received them yet.) If the stop is a time
+        in the future, its position becomes known when that time has passed (`_stop_in_time`).
         """
         stop = self.spec.stop
         if stop == "latest":
@@ -299,8 +309,8 @@ class SubscriptionTask:
         return self._known_stop(info, end)
 
     async def _join(self, info: StreamInfo, start: int | None, end: int) -> None:
-        """Open the reader of a stream, then follow the stream. With `start` None, first query the
-        region for the position of the start."""
+        """Open the reader of a stream, then follow the stream. If `start` is None, first query the
+        region for the position of the start. `end` is the end of the stream."""
         try:
             begins = await self._find_start(info) if start is None else start
             stop = await self._find_stop(info, begins, end)
@@ -318,7 +328,7 @@ class SubscriptionTask:
         stream, start = info.stream_id, self.spec.start
         by_query = isinstance(start, datetime) or start == "latest"
         if stream in self._stored() or not by_query or not self._endpoint.delivery_of(info).ordered:
-            return self._known_start(info, start, 1)
+            return self._known_start(info, start, 1)  # which does not use the end in these cases
         time_ns = ns_of(start) if isinstance(start, datetime) else _NOW
         return await self._locate(stream, info.name, time_ns)
 
@@ -331,10 +341,12 @@ class SubscriptionTask:
         return seq
 
     def _follow(self, info: StreamInfo, reader: Reader, start: int, stop: int = NEVER) -> None:
+        """Add the stream to the buffer, which then follows it."""
         time, not_before_ns = self.spec.start, 0
         if isinstance(time, datetime) and info.stream_id not in self._stored():
             # The region's copy of the stream may end before that time. Then older events arrive,
-            # which `not_before_ns` leaves out. A start in the future means the current end.
+            # which `not_before_ns` leaves out. If the time is in the future, the subscription
+            # starts at the current end, and no event is left out.
             not_before_ns = ns_of(time) if time <= datetime.now(UTC) else 0
         ordered = self._endpoint.delivery_of(info).ordered
         before_ns = ns_of(self.spec.stop) if isinstance(self.spec.stop, datetime) else 0
@@ -344,8 +356,8 @@ class SubscriptionTask:
 
     def _look_if_ready(self) -> None:
         """Become ready if all streams that existed at the beginning are followed."""
-        known = self._complete and not self._joining and not self.buffer.ended
-        if known and self._closing is None and self._beginning.done():
+        followed = self._complete and not self._joining and not self.buffer.ended
+        if followed and self._closing is None and self._beginning.done():
             self._beginning = self._loop.create_task(self._be_ready())
 
     async def _be_ready(self) -> None:
@@ -365,8 +377,9 @@ class SubscriptionTask:
             self._stopping = self._loop.create_task(self._stop_in_time(stop))
 
     async def _stop_in_time(self, stop: datetime) -> None:
-        """Wait for the time of the stop, then query its position in each stream that has no stop
-        yet. (If the time had passed at the beginning, every stream has one.)"""
+        """Wait for the time of the stop, then query the position of that time in each stream that
+        has no stop position yet. (If the time had passed at the beginning, every stream has one.)
+        """
         buffer, time_ns = self.buffer, ns_of(stop)
         try:
             while (left_s := (stop - datetime.now(UTC)).total_seconds()) > 0:
@@ -378,12 +391,13 @@ class SubscriptionTask:
             buffer.fail(problem)
 
     async def _set_stop(self, stream: LogId, name: str, time_ns: int) -> None:
+        """Have a stream read only up to the first event at or after a time."""
         with suppress(StreamDeleted):  # the stream will end with its last event
             self.buffer.set_stop(stream, await self._locate(stream, name, time_ns))
 
     async def _store_beginning(self) -> None:
-        """Store the start of a named subscription: it is the start of the next reader, too, even if
-        this one reads nothing."""
+        """Store the start positions of a named subscription, so that the next subscription of this
+        name begins there even if this one reads nothing."""
         cursor = self.buffer.cursor
         if cursor is not None:
             if self.spec.info is None:
@@ -395,8 +409,8 @@ class SubscriptionTask:
     async def close(self, why: SurecastError | None = None, by: object = None) -> None:
         """Store the positions of a named subscription, then end the subscription.
 
-        If `why` is given, the iterating task gets it as an exception. `by` is a result of
-        `leaving`.
+        If `why` is given, the task that iterates gets it as an exception. `by` is the task or
+        thread that closes, or None (`leaving`).
         """
         if self.buffer.forked:
             return  # the parent continues to read
@@ -441,6 +455,7 @@ class SubscriptionTask:
             self._loop.call_soon_threadsafe(self._forget)
 
     def _forget(self) -> None:
+        """Close in the background. If an event was being processed, inform the client."""
         if self._closing is None and not self._loop.is_closed():
             self._in_hand = self.buffer.in_hand()
             self._closing = self._loop.create_task(self._close(None))

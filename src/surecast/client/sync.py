@@ -1,9 +1,9 @@
 """The client API without await, for scripts, notebooks and threads (`surecast.sync`).
 
-The event loop and the asynchronous client run in a separate thread. A call is passed to that thread
-and waits for the result. A loop over a subscription takes whole batches from that thread, never
-single events, so inside a batch it is as fast as a loop over a list. `publish_soon` only appends to
-a list, which the other thread empties.
+The event loop and the asynchronous client run in a separate thread. A call of a method here has its
+work done in that thread and waits for the result. A loop over a subscription takes whole batches
+from that thread, never single events, so inside a batch it is as fast as a loop over a list.
+`publish_soon` only appends to a list, which the other thread empties.
 
 Methods may be called from several threads, but only one thread at a time may iterate over a
 subscription. A process may fork and continue to use its clients; the child has to create new ones.
@@ -32,9 +32,9 @@ from surecast.columns.batch import Batch
 from surecast.columns.rules import Policy, Predicate
 from surecast.core.status import SubscriptionInfo
 from surecast.core.streams import StreamInfo
-from surecast.endpoint.chunks import ArrowStream
 from surecast.endpoint.forking import forked, watch
 from surecast.endpoint.options import ClientOptions
+from surecast.endpoint.prepared import ArrowStream
 from surecast.endpoint.publishers import Outbox
 from surecast.errors import Closed
 
@@ -47,8 +47,8 @@ __all__ = ["Client", "Stream", "Subscription", "connect", "local"]
 
 T = TypeVar("T")
 
-# Time to wait for the event loop's thread to end. It may take longer, because a host name lookup
-# cannot be cancelled.
+# How many seconds to wait until the event loop's thread has ended. It may need longer, because a
+# host name lookup cannot be cancelled; then it ends later.
 ENDS_S = 2.0
 
 
@@ -84,13 +84,13 @@ def local(
 
 
 class Loop:
-    """An event loop in a thread."""
+    """An event loop in a thread of its own."""
 
     loop: asyncio.AbstractEventLoop
 
     def __init__(self) -> None:
         self.closed = self.forked = False
-        begun = threading.Event()
+        begun = threading.Event()  # set when `loop` is set
         # A daemon thread, so that the program can end without closing its client.
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._run(begun)), name="surecast", daemon=True
@@ -124,6 +124,7 @@ class Loop:
         self.forked = True
 
     def stop(self) -> None:
+        """End the event loop and its thread."""
         if not self.closed and not self.forked:
             self.closed = True
             self.loop.call_soon_threadsafe(self._over.set)
@@ -136,7 +137,7 @@ class Client:
     def __init__(self, inner: AsyncClient) -> None:
         self._inner = inner
         self._loop = Loop()
-        self._soon_buffers: dict[Outbox, SoonBuffer] = {}
+        self._soon_buffers: dict[Outbox, SoonBuffer] = {}  # one per opened stream
         try:
             self._loop.call(inner.open())
         except BaseException:
@@ -156,7 +157,7 @@ class Client:
 
     def _leave(self, problem: BaseException | None, by: object) -> None:
         if self._loop.forked:
-            return  # the parent closes it
+            return  # the parent process closes the client
         try:
             self._loop.call(self._inner._leave(problem, by))
         finally:
@@ -287,8 +288,9 @@ class SoonBuffer:
         self._outbox = outbox
         self._loop = loop.loop
         self._lock = threading.Lock()
+        # The arguments of `Outbox.accept`: value, key, tag, size.
         self._events: list[tuple[bytes, bytes | None, bytes | None, int]] = []
-        self._nbytes = 0
+        self._nbytes = 0  # the sum of their sizes
 
     def add(self, value: bytes, key: bytes | None, tag: bytes | None) -> None:
         """Queue an event, or raise QueueFull if the outbox has no room for it."""
@@ -305,6 +307,7 @@ class SoonBuffer:
         self._loop.call_soon_threadsafe(self._hand_over)
 
     def _hand_over(self) -> None:
+        """Give the queued events to the outbox. Runs in the event loop's thread."""
         with self._lock:
             events, self._events = self._events, []
             self._nbytes = 0
@@ -377,7 +380,8 @@ class Stream:
         )
 
     def publish_batch(self, batch: Batch, *, timeout: Timeout = None) -> tuple[int, int]:
-        """Publish a batch as it is, and wait; see `surecast.Stream.publish_batch`."""
+        """Publish a batch unchanged; returns its first position and its end when it is on disk. See
+        `surecast.Stream.publish_batch`."""
         waited_for = (
             f"the acknowledgement of a batch of {self.name!r}; the batch may still be published"
         )
@@ -457,10 +461,10 @@ class Subscription:
         return repr(self._inner)
 
     def __iter__(self) -> Iterator[Event]:
-        """Iterates over events. This is faster than `next`, because only a new batch needs a call
-        to the other thread."""
+        """Iterates over events. Only a new batch needs a call to the other thread."""
         buffer, timeout_s = self._inner._buffer, self._inner._timeout_s
-        buffer.consumer = threading.current_thread()  # it gets the rest of the current batch
+        # The rest of the current batch goes to this thread, also if another thread has begun it.
+        buffer.consumer = threading.current_thread()
         while True:
             if buffer.named:
                 for event in buffer.rows:
@@ -478,7 +482,8 @@ class Subscription:
 
         async def take() -> T:
             taken = await work()
-            # Ctrl-C may end the wait of the user's thread now; then it never gets the item.
+            # Ctrl-C may now end the wait of the user's thread, which then never gets the item. So
+            # that thread is not the consumer of the item yet.
             buffer.consumer = IN_TRANSIT
             return taken
 
@@ -506,7 +511,7 @@ class Subscription:
                 raise StopIteration
 
     def _hand_out(self, event: Event) -> None:
-        """Note which event of a named subscription the user gets. All events before it count as
+        """Note which event of a named subscription the user gets now. All events before it count as
         processed."""
         buffer = self._inner._buffer
         buffer.current_event = event

@@ -1,8 +1,8 @@
 """Collects the events of `Stream.read` in one Arrow table.
 
 This module is imported only when `read` is called, because it loads pyarrow. Events that were
-published one by one arrive in many small batches, and each batch has an overhead of memory. So
-small batches are joined as they arrive. Large batches stay in the buffers they were received in.
+published one by one arrive in many small batches, and each batch costs some memory in addition to
+its events. So small batches are joined as they arrive. The events of large batches are not copied.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ async def read_table(buffer: SubscriptionBuffer) -> pa.Table:
     nbytes_max = buffer.options.read_bytes_max
     convert = record_batch_with_voids if buffer.voids else record_batch_of
     schema = SCHEMA_WITH_VOIDS if buffer.voids else SCHEMA
-    made = _Batches(schema)
-    while (found := await buffer.next_item()) is not None:
-        progress, item = found
+    batches = _Batches(schema)
+    while (taken := await buffer.next_item()) is not None:
+        progress, item = taken
         if isinstance(item, Lost):
             raise EventsLost(progress.name, item.lo, item.hi, item.why)
         batch = convert(item, progress.name)
-        if batch is None:
+        if batch is None:  # it has no events
             continue
-        made.add(batch)
-        if made.nbytes > nbytes_max:
+        batches.add(batch)
+        if batches.nbytes > nbytes_max:
             raise UsageError(
                 f"the table of {progress.name!r} is larger than {nbytes_max:,} bytes "
                 f"(ClientOptions.read_bytes_max) at position {item.hi - 1}: read fewer positions "
                 "at a time (start=, stop=), iterate over subscribe(stop=...).batches(), which "
                 "holds one batch at a time, or raise the limit"
             )
-    return made.table()
+    return batches.table()
 
 
 class _Batches:
@@ -61,8 +61,8 @@ class _Batches:
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
         self.nbytes = 0  # the sum of Arrow's `nbytes`
-        self._done: list[pa.RecordBatch] = []
-        self._small: list[pa.RecordBatch] = []
+        self._done: list[pa.RecordBatch] = []  # large and joined ones
+        self._small: list[pa.RecordBatch] = []  # the small ones after these
 
     def add(self, batch: pa.RecordBatch) -> None:
         self.nbytes += batch.nbytes
@@ -75,6 +75,7 @@ class _Batches:
             self._done.append(batch)
 
     def _join(self) -> None:
+        """Join the small batches into one."""
         small, self._small = self._small, []
         if len(small) > 1:
             self._done += pa.Table.from_batches(small).combine_chunks().to_batches()

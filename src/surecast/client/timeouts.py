@@ -25,15 +25,15 @@ FOREVER_S: Final = 1e9  # thirty years; a longer timeout means no limit
 class Deadline(NamedTuple):
     """The end of a wait that has a limit."""
 
-    at: float  # by the clock of the event loop
-    seconds: float  # the limit, for the error message
+    at: float  # the end, by the clock of the event loop
+    seconds: float  # the length of the wait, for the error message
 
 
 def seconds_of(timeout: Timeout) -> float | None:
-    """A timeout in seconds; None if there is no limit. Raises UsageError if it is not valid."""
+    """A timeout in seconds; None: there is no limit. Raises UsageError if it is not valid."""
     if timeout is None:
         return None
-    seconds = math.nan
+    seconds = math.nan  # stays NaN, which is refused below, if `timeout` has another type
     if isinstance(timeout, timedelta):
         seconds = timeout.total_seconds()
     elif isinstance(timeout, int | float) and not isinstance(timeout, bool):
@@ -46,14 +46,15 @@ def seconds_of(timeout: Timeout) -> float | None:
 
 
 def deadline_of(seconds: float | None) -> Deadline | None:
-    """The end of a wait of this length that begins now."""
+    """The end of a wait of this length that begins now; None: the wait has no limit."""
     if seconds is None:
         return None
     return Deadline(asyncio.get_running_loop().time() + seconds, seconds)
 
 
 def timed_out(seconds: float, what: str, *, maybe_taken: bool = False) -> TimedOut:
-    """The error after a timeout. `what` is what the call waited for, to follow the word "for"."""
+    """The error after a timeout. `what` is what the call waited for; in the message it follows the
+    word "for"."""
     return TimedOut(f"waited {seconds:g} s for {what}", maybe_taken=maybe_taken)
 
 
@@ -85,5 +86,5 @@ class within:
             return
         try:
             await self._scope.__aexit__(kind, problem, trace)
-        except TimeoutError:  # from this scope, not a TimeoutError that the block itself raised
+        except TimeoutError:  # raised by this scope; those of the block itself are not caught here
             raise timed_out(self.seconds, self.what, maybe_taken=self.maybe_taken) from None

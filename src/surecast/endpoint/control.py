@@ -1,14 +1,15 @@
 """The control node: opens streams, publishes and sends queries for a whole program.
 
-The node's machine handles retries, reconnects and failover. This module gives it commands, and
-turns the events that it emits (Opened, Acked, Failed, Answered) into results that tasks can await.
-If a caller stops waiting, its request may still be carried out, and the answer is ignored. Values
-that cannot be encoded are refused here with a UsageError. Inside the node they would be an internal
-error, which ends all requests of the client.
+The node's state machine handles retries, reconnects and failover. This module gives it commands,
+and turns the events that it emits (Opened, Acked, Failed, Answered) into results that tasks can
+await. If a caller stops waiting, its request may still be carried out, and the answer is ignored.
+Values that cannot be encoded are refused here with a UsageError. Inside the node they would be an
+internal error, which ends all requests of the client.
 
-The machine is made of layers (`core.compose`). One publishes to the stream service, which is the
-usual case. A delivery (`Delivery`) may have its own way of publishing; then it has a layer with its
-name, which opens the streams of this delivery and publishes their batches.
+The state machine consists of layers (`core.compose`). The layer PUBLISHER publishes to the stream
+service; most deliveries use it. A delivery with another way of publishing (`Delivery.publisher`)
+has a layer of its own, with the name of the delivery. That layer opens the streams of the delivery
+and publishes their batches.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from surecast.runtime.node import Node
 
 __all__ = ["Control"]
 
-QUESTIONS_MAX: Final = 9_000  # open queries; the machine itself allows more
+# The limit for open queries. The state machine's own limit (`inquirer.questions_max`) is higher,
+# because exceeding that one would be an internal error.
+QUESTIONS_MAX: Final = 9_000
 
 PUBLISHER: Final = "publisher"  # the layer that publishes to the stream service
 
@@ -41,7 +44,7 @@ OnAnswer = Callable[[Any], None]
 
 @dataclass(slots=True)
 class _Opening:
-    """A call of `open` that waits for its answer, or until earlier calls for the same name end."""
+    """A call of `open` that waits for its answer, or for the end of earlier calls for that name."""
 
     spec: StreamSpec
     opened: asyncio.Future[Opened]
@@ -54,14 +57,16 @@ class Control:
     node: Node
 
     def __init__(self) -> None:
-        self._tokens = itertools.count(1)
+        self._tokens = itertools.count(1)  # a token connects a batch or query with its answer
+        # Calls of `open`, by the name of the stream. Only the first request of each name was sent.
         self._opens: dict[str, deque[_Opening]] = {}
         # The layer that publishes to an opened stream, if it is not PUBLISHER.
         self._publishers: dict[LogId, str] = {}
+        # Batches without a result, by token: the function that gets the result.
         self._offers: dict[int, Callable[[Acked | Failed], None]] = {}
-        # Open queries by token: the function that gets the answers, and whether it gets several.
+        # Queries by token: the function that gets the answers, and whether it gets more than one.
         self._questions: dict[int, tuple[OnAnswer, bool]] = {}
-        self._problem = ""  # why there are no more answers
+        self._problem = ""  # why there will be no more answers; "": there will be
 
     @property
     def busy(self) -> bool:
@@ -115,6 +120,7 @@ class Control:
         return self._inquire(question, on_answer, keep=True)
 
     def _inquire(self, question: Any, on_answer: OnAnswer, keep: bool) -> int:
+        """Send a query and return its token. With `keep`, the query stays open after an answer."""
         self._check()
         if len(self._questions) >= QUESTIONS_MAX:
             raise UsageError(
@@ -127,18 +133,21 @@ class Control:
         return token
 
     def drop(self, token: int) -> None:
+        """End a query; later answers to it are ignored."""
         if self._questions.pop(token, None) is not None:
             self.node.give(Command("inquirer", Drop(token)))
 
     # ------------------------------------------------------------ answers
 
     def on_emit(self, event: Any) -> None:
+        """Called with each event that the state machine emits."""
         match event:
             case Acked() | Failed():
                 done = self._offers.pop(event.token, None)
                 if done is not None:
                     done(event)
             case Answered(token, answer):
+                # A token that is not found belongs to a query that was dropped meanwhile.
                 on_answer, keep = self._questions.get(token, (None, True))
                 if not keep:
                     del self._questions[token]
@@ -151,8 +160,12 @@ class Control:
         waiting = self._opens.get(event.name)
         if not waiting:
             return
-        if event.info is not None and not event.why and self._opens_again(waiting[0], event.info):
-            return
+        if (
+            event.info is not None
+            and not event.why
+            and self._open_in_own_layer(waiting[0], event.info)
+        ):
+            return  # the answer of the other layer is the result
         _settle(waiting.popleft().opened, event)
         while waiting and waiting[0].opened.done():
             waiting.popleft()  # cancelled before it was sent
@@ -161,12 +174,12 @@ class Control:
         else:
             del self._opens[event.name]
 
-    def _opens_again(self, opening: _Opening, info: StreamInfo) -> bool:
-        """If the stream's delivery has its own layer, have that layer open the stream, too. Returns
-        whether that was necessary.
+    def _open_in_own_layer(self, opening: _Opening, info: StreamInfo) -> bool:
+        """If the stream's delivery has a layer of its own that has not opened the stream yet, have
+        this layer open it, too. Returns whether that was necessary.
 
-        This happens if the user has opened the stream without `delivery=`. Then PUBLISHER has
-        opened it, and only its answer says which delivery the stream has.
+        It is necessary if the user has opened the stream without `delivery=`. Then PUBLISHER has
+        opened it, and only the answer says which delivery the stream has.
         """
         layer = self._layer_of(info.delivery)
         if layer != self._layer_of(opening.spec.delivery):
@@ -196,11 +209,13 @@ class Control:
             on_answer(Closed(problem))
 
     def _check(self) -> None:
+        """Raise Closed if there will be no answer."""
         if self._problem:
             raise Closed(self._problem)
 
 
 def _settle(future: asyncio.Future[Any], answer: Any) -> None:
+    """Set the result of a future, or its exception. Does nothing if the caller was cancelled."""
     if future.done():
         return
     if isinstance(answer, BaseException):

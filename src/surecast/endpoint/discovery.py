@@ -6,8 +6,8 @@ addresses of all. Nodes normally begin a connection with a HELLO that names both
 server's name is not known yet, so it gets a HELLO without its name, followed by a query for the
 servers.
 
-A url with a user, password or query is refused. These may be secret, so messages show a url only in
-the form returned by `redacted`.
+A url with a user, password or query is refused. These parts may be secret, so messages show a url
+only in the form returned by `redacted`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ __all__ = ["Region", "discover", "parse_url", "redacted", "show_url"]
 T = TypeVar("T")
 
 SCHEME: Final = "surecast"
-PORT: Final = 7400
-HIDDEN: Final = "***"
+PORT: Final = 7400  # the port of an address without one
+HIDDEN: Final = "***"  # replaces the parts of a url that may be secret
 ADDRESSES_MAX: Final = 64  # in a url
 _EVERYWHERE: Final = ("0.0.0.0", "::")  # a server with this address listens on all interfaces
 
+# The tags of the query for the servers of a region, and of its answer.
 QUESTION: Final = "streams/Introduce"
 ANSWER: Final = "streams/Introduced"
 # The reasons with which servers refuse a token; those of version 0.1 use the second one.
@@ -49,9 +50,9 @@ class Region:
     """The servers of a region, as reported by one of them."""
 
     name: str
-    replicas: dict[str, Address]  # by name; the server that answered is the first
-    http: dict[str, str]  # the addresses of their HTTP ports
-    own_host: str  # this machine's address on the connection to the server
+    replicas: dict[str, Address]  # servers by name; the server that answered is the first
+    http: dict[str, str]  # the addresses of their HTTP ports, by the servers' names
+    own_host: str  # this computer's address on the connection to the server that answered
 
 
 class HttpAnswer(PeerError):
@@ -90,10 +91,10 @@ def redacted(url: str) -> str:
     """
     before, separator, after = url.partition("://")
     scheme, rest = (before + separator, after) if separator else ("", url)
-    _, at, place = rest.rpartition("@")
-    shown = re.split("[?#]", place, maxsplit=1)
-    query = f"?{HIDDEN}" if len(shown) > 1 else ""
-    return f"{scheme}{f'{HIDDEN}@' if at else ''}{shown[0]}{query}"
+    _, at, after_user = rest.rpartition("@")
+    addresses, *query = re.split("[?#]", after_user, maxsplit=1)
+    hidden_query = f"?{HIDDEN}" if query else ""
+    return f"{scheme}{f'{HIDDEN}@' if at else ''}{addresses}{hidden_query}"
 
 
 def show_url(addresses: Iterable[Address]) -> str:
@@ -102,6 +103,8 @@ def show_url(addresses: Iterable[Address]) -> str:
 
 
 def parse_address(text: str, within: str) -> Address:
+    """The address in the text `host[:port]`. `within` is the url or a description of the place that
+    `text` is from, for the error message."""
     host, colon, port = text.strip().rpartition(":")
     if not colon or text.endswith("]"):  # no port; an IPv6 address may be in brackets
         host, port = text.strip(), str(PORT)
@@ -114,8 +117,8 @@ async def discover(
     addresses: list[Address], codec: Codec, *, token: str, timeout_ns: int
 ) -> Region:
     """Request the region's servers from one address after the other until one answers."""
-    problems: list[str] = []
-    refused: list[str] = []
+    problems: list[str] = []  # for each address that failed: the address, and why
+    refused: list[str] = []  # the addresses that refused the token
     for host, port in addresses:
         place = show_address((host, port))
         try:
@@ -147,6 +150,7 @@ def _wrong_token(token: str, servers: list[str]) -> str:
 
 
 def _describe(problem: Exception) -> str:
+    """Why there was no answer, to follow the address in the error message."""
     if isinstance(problem, ConnectionRefusedError):
         return "refused the connection: no server listens there"
     if isinstance(problem, EOFError):
@@ -154,7 +158,7 @@ def _describe(problem: Exception) -> str:
     if isinstance(problem, HttpAnswer):
         return "is an HTTP port: connect to the data port of the server (node.listen, often 7400)"
     if isinstance(problem, PeerError):
-        return f"gave a wrong answer: {problem}"
+        return f"gave an invalid answer: {problem}"
     return f"cannot be reached: {getattr(problem, 'strerror', None) or problem}"
 
 
@@ -164,15 +168,16 @@ def _region(introduced: Any, host: str, own_host: str) -> Region:
     if not introduced.replicas:
         raise PeerError("it knows of no servers")
 
-    def place(name: str, text: str) -> Address:
+    def address_of(name: str, text: str) -> Address:
         try:
             address = parse_address(text, f"the address of {name} from {introduced.name}")
         except UsageError as problem:
             raise PeerError(str(problem)) from None
         return (host, address[1]) if address[0] in _EVERYWHERE else address
 
+    # The server that answered comes first, because False sorts before True.
     names = sorted(introduced.replicas, key=lambda name: name != introduced.name)
-    replicas = {name: place(name, introduced.replicas[name]) for name in names}
+    replicas = {name: address_of(name, introduced.replicas[name]) for name in names}
     return Region(introduced.region, replicas, dict(introduced.http), own_host)
 
 
@@ -181,9 +186,9 @@ def _region(introduced: Any, host: str, own_host: str) -> Region:
 
 async def _introduction(host: str, port: int, codec: Codec, token: str) -> tuple[Any, str]:
     """Connect to a server and query it for the servers of its region. Returns its answer (a
-    streams/Introduced message), and this machine's address on the connection.
+    streams/Introduced message), and this computer's address on the connection.
 
-    Raises WrongToken if the server refuses the token, PeerError for any other answer.
+    Raises WrongToken if the server refuses the token, and PeerError for any other wrong answer.
     """
     reader, writer = await asyncio.open_connection(host, port)
     try:
@@ -228,6 +233,7 @@ async def _answer(reader: asyncio.StreamReader, codec: Codec) -> Any:
 
 
 async def _driver_frame(reader: asyncio.StreamReader) -> Any:
+    """Read a message of the handshake (`runtime.hello`)."""
     return hello.CODEC.decode(await _frame(reader, hello.CODEC))[0]
 
 
@@ -241,7 +247,8 @@ async def _frame(reader: asyncio.StreamReader, codec: Codec) -> bytes:
 
 
 async def _or_eof(reading: Awaitable[T]) -> T:
-    """The result of a read. If the connection ended, raises the error that describes how."""
+    """The result of a read. If the connection ended before enough bytes were read, raises
+    HttpAnswer, PeerError (in the middle of a frame) or EOFError (between frames)."""
     try:
         return await reading
     except asyncio.IncompleteReadError as short:

@@ -1,8 +1,8 @@
 """Endpoint: a program's connection to a region.
 
-It has the addresses of the region's servers, the control node, and an *outbox* for each stream that
-the program publishes to: the events that are not acknowledged yet. The client uses it, and so does
-a server for events received by HTTP.
+An endpoint has the addresses of the region's servers, the control node, and an *outbox* for each
+stream that the program publishes to. An outbox holds the events that the region has not
+acknowledged yet. The client uses an endpoint, and so does a server for events received by HTTP.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from surecast.columns.rules import KeepAll
 from surecast.core.endpoint import Delivery, Place
 from surecast.core.streams import StreamInfo, StreamSpec
 from surecast.core.types import SECOND, LogId
-from surecast.endpoint.chunks import Chunk, joined
 from surecast.endpoint.control import Control
 from surecast.endpoint.error_messages import not_supported, open_error, unknown_delivery
 from surecast.endpoint.options import ClientOptions
+from surecast.endpoint.prepared import PreparedBatch, joined
 from surecast.endpoint.publishers import Outbox
 from surecast.endpoint.region_link import RegionLink
 from surecast.errors import ConnectError, NotSupported, PublishError, UsageError, WrongToken
@@ -34,8 +34,8 @@ log = logging.getLogger("surecast.client")
 class Endpoint:
     """A connection to a region (see the module). Must be used in its event loop's thread.
 
-    `broken` is called when the state machine of a node has failed, which is a bug. All calls that
-    wait for the control node have got an error before that.
+    `broken` is called with the reason when the state machine of a node has failed, which is a bug.
+    All calls that wait for the control node have already failed by then.
     """
 
     def __init__(
@@ -50,8 +50,10 @@ class Endpoint:
         self.link = RegionLink(addresses, token, self.options, self._broken)
         self.control = Control()
         self.deliveries = registry.deliveries()  # by name
+        # By stream id. An outbox of a named publisher: by stream id and publisher id.
         self.outboxes: dict[LogId | tuple[LogId, bytes], Outbox] = {}
-        # Whether the connection is needed although the control node has nothing to do.
+        # Whether the connection is needed although no call waits for the control node: the client
+        # sets a function that returns whether it has subscriptions.
         self.is_wanted: Callable[[], bool] = lambda: False
         self._on_broken = broken
         self._watchdog: asyncio.Task[None] | None = None
@@ -95,8 +97,8 @@ class Endpoint:
         self._on_broken(text)
 
     async def _watch_region(self) -> None:
-        """Run in the background: while no server is connected, request the addresses of the servers
-        again, from the addresses in the url."""
+        """Run in the background: while the connection is needed and no server is connected, request
+        the servers' addresses again, starting from the url. The servers may have moved."""
         period = self.options.rediscover_every_ns / SECOND
         logged = False  # whether it was logged that the servers refuse the token
         while True:
@@ -107,7 +109,7 @@ class Endpoint:
                     logged = False
                 except WrongToken as problem:  # the servers' token was changed
                     if not logged:
-                        log.warning("the client cannot connect again: %s", problem)
+                        log.warning("the client cannot reconnect: %s", problem)
                         logged = True
                 except ConnectError:
                     pass
@@ -125,7 +127,7 @@ class Endpoint:
 
     def _check_spec(self, spec: StreamSpec) -> None:
         """Raise UsageError or NotSupported if the spec is invalid for any server."""
-        if not spec.delivery:  # that of the existing stream, which only the server knows
+        if not spec.delivery:  # the existing stream's, or the default: only the server knows which
             if spec.options:
                 raise UsageError("options= belong to a delivery: name it with delivery=")
             return
@@ -133,6 +135,7 @@ class Endpoint:
         if delivery is None:
             known = ", ".join(map(repr, self.deliveries))
             raise NotSupported(f"there is no delivery={spec.delivery!r}; this version has {known}")
+        # A delivery without retention accepts None and KeepAll, because both are the default.
         if "retain" not in delivery.verbs and spec.retention not in (None, KeepAll()):
             raise not_supported("retain=", delivery)
         delivery.check(spec)
@@ -145,6 +148,7 @@ class Endpoint:
         return delivery
 
     def supports(self, info: StreamInfo, verb: str) -> bool:
+        """Whether the stream's delivery supports a feature (one of `core.endpoint.VERBS`)."""
         return verb in self.delivery_of(info).verbs
 
     def check_verb(self, info: StreamInfo, verb: str, call: str) -> None:
@@ -163,15 +167,15 @@ class Endpoint:
         return outbox
 
     def named_outbox(self, info: StreamInfo, publisher: bytes, pub_no: int) -> Outbox:
-        """A new outbox for a named publisher, with its id and its next number (`Stream.named`). It
-        replaces an earlier outbox of the same publisher."""
+        """A new outbox for the named publisher with the id `publisher`, whose next event gets the
+        number `pub_no` (`Stream.named`). It replaces an earlier outbox of the same publisher."""
         self.check_verb(info, "publisher", "a named publisher")
         earlier = self.outboxes.get((info.stream_id, publisher))
         if earlier is not None and earlier.unacknowledged:
             raise UsageError(
                 f"the publisher {publisher.hex()} has {earlier.unacknowledged} batches in "
-                f"{info.name!r} that are not acknowledged: wait for them (flush()) before its "
-                "numbers begin again, or use another client"
+                f"{info.name!r} that are not acknowledged: wait for them (flush()) before you call "
+                "named() again, or use another client"
             )
         named = (publisher, pub_no)
         outbox = Outbox(info.name, info.stream_id, self.control, self.options, named)
@@ -196,42 +200,44 @@ class Endpoint:
             raise errors[0]
 
 
-async def send(outbox: Outbox, chunk: Chunk) -> asyncio.Future[tuple[int, int]]:
-    """Publish a batch; returns when there is room for it. The future gets its positions."""
-    sent, placed = outbox.publish_batch(chunk.batch, chunk.nbytes)
-    await placed
+async def send(outbox: Outbox, prepared: PreparedBatch) -> asyncio.Future[tuple[int, int]]:
+    """Publish a batch; returns when the outbox has room for it. The returned future gets its
+    positions when it is acknowledged."""
+    sent, added = outbox.publish_batch(prepared.batch, prepared.nbytes)
+    await added
     await asyncio.sleep(0)  # lets the node send this batch before the caller builds the next one
     assert sent.whole is not None
     return sent.whole
 
 
-Sent = list["asyncio.Future[tuple[int, int]]"]  # a future for each batch, which gets its positions
+# For each accepted batch, the future that gets its first position and its end.
+Sent = list["asyncio.Future[tuple[int, int]]"]
 
 
 async def send_all(
-    outbox: Outbox, chunks: Iterable[Chunk], sent: Sent | None = None
+    outbox: Outbox, batches: Iterable[PreparedBatch], sent: Sent | None = None
 ) -> list[tuple[int, int]]:
     """Publish batches in order; returns their positions when all are acknowledged.
 
     If some fail, the error has the positions of the others (`acknowledged`). The future of each
-    batch that was accepted is added to the list `sent`, so that a caller that stops waiting knows
-    which batches were acknowledged.
+    batch that the outbox has accepted is added to the list `sent`, so that a caller that stops
+    waiting knows which batches were acknowledged.
     """
-    ended: Sent = [] if sent is None else sent
+    futures: Sent = [] if sent is None else sent
     try:
-        for chunk in chunks:
-            ended.append(await send(outbox, chunk))
-        if ended:
-            await asyncio.wait(ended)
-        return joined(future.result() for future in ended)
+        for prepared in batches:
+            futures.append(await send(outbox, prepared))
+        if futures:
+            await asyncio.wait(futures)
+        return joined(future.result() for future in futures)
     except PublishError as problem:
-        problem.acknowledged = acknowledged(ended)
-        if any(not _has_result(f) and _maybe_taken(f) for f in ended):
+        problem.acknowledged = acknowledged(futures)
+        if any(not _has_result(f) and _maybe_taken(f) for f in futures):
             problem.maybe_taken = True  # an earlier batch may have been published
         raise
     finally:
-        for future in ended:
-            future.cancel()
+        for future in futures:
+            future.cancel()  # no effect if it is done; otherwise its batch may still be published
 
 
 def acknowledged(sent: Sent) -> tuple[tuple[int, int], ...]:
@@ -244,6 +250,7 @@ def _has_result(future: asyncio.Future[tuple[int, int]]) -> bool:
 
 
 def _maybe_taken(future: asyncio.Future[tuple[int, int]]) -> bool:
-    """Whether a batch that was sent and is not acknowledged may have been published."""
+    """Whether a batch that was sent and is not acknowledged may have been published. This is so
+    unless its error says otherwise."""
     problem = future.exception() if future.done() and not future.cancelled() else None
     return getattr(problem, "maybe_taken", True)

@@ -1,6 +1,6 @@
 """Creates the errors that users get when a server refuses a request.
 
-A refusal contains a short code, `why`. The errors say what it means and what to do.
+A refusal contains a short code, `why`. The error's message says what the code means and what to do.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ __all__ = [
     "unknown_delivery",
 ]
 
+# Refusals of a publish: the message for each code, which follows the name of the stream.
 _PUBLISH: Final = {
-    "bad-event": "the stream cannot apply it (tag_is needs a stream that keeps all events)",
+    "bad-event": "the stream refuses this event or collect() (tag_is needs a stream that keeps all "
+    "events)",
     "mismatch": "the region has another batch with the same publisher and number. Nothing was "
     "published; this is a bug: please report it, and publish again with a new client",
-    "expired": "the publisher expired in the region: it was silent for too long with events not "
-    "acknowledged. They may have been published: check the stream, then publish again",
+    "expired": "the region has forgotten this publisher, because it was silent for too long. Its "
+    "unacknowledged events may have been published: check the stream, then publish again",
     "quarantined": "the stream's log is damaged in its region. Its operator must repair it; "
     "`surecast status` shows where",
     "unknown-stream": "the stream does not exist any more. Open it again with client.stream(...)",
@@ -46,8 +48,9 @@ _PUBLISH: Final = {
     "(streams.deleted_max). Raise the limit, or keep the stream and collect its events",
     "history-lost": "the region has lost acknowledged events, by its operator's decision. "
     "Open the stream again with client.stream(...) and publish from a known state",
-    "closed": "the client was closed before they were acknowledged: they may have been published",
-    "not-sent": "the client was closed while they were waiting for room: they were not sent",
+    "closed": "the client was closed before the events were acknowledged: they may have been "
+    "published",
+    "not-sent": "the client was closed while the events were waiting for room: they were not sent",
 }
 # Codes after which the events may have been published nevertheless.
 _MAYBE_TAKEN: Final = ("owner-unreachable", "expired", "history-lost", "closed")
@@ -64,8 +67,10 @@ def publish_error(stream: str, why: str) -> PublishError:
         )
     if why == "deleted":
         return StreamDeleted(stream)
-    what = _PUBLISH.get(why, f"the region refused them ({why}); `surecast status` may say more")
-    return PublishError(f"not published to {stream!r}: {what}", maybe_taken=why in _MAYBE_TAKEN)
+    maybe_taken = why in _MAYBE_TAKEN
+    what = _PUBLISH.get(why, f"the region refused it ({why}); `surecast status` may say more")
+    failed = "no acknowledgement for events of" if maybe_taken else "not published to"
+    return PublishError(f"{failed} {stream!r}: {what}", maybe_taken=maybe_taken)
 
 
 def open_error(opened: Opened, spec: StreamSpec) -> SurecastError:
@@ -90,8 +95,8 @@ def open_error(opened: Opened, spec: StreamSpec) -> SurecastError:
             return UsageError(f"the schema and the options of {name!r} are too large")
         case "no-delivery":
             return NotSupported(
-                f"not every server that would serve {name!r} has its delivery: upgrade them, then "
-                "create the stream"
+                f"some servers of the region do not know the delivery of {name!r}: upgrade them, "
+                "then create the stream"
             )
         case "other-region":
             return NotSupported(
@@ -107,6 +112,7 @@ def open_error(opened: Opened, spec: StreamSpec) -> SurecastError:
 
 
 def _mismatch(name: str, info: StreamInfo | None, spec: StreamSpec) -> StreamConfigMismatch:
+    # The first argument that differs, its value in the stream, and the requested value.
     what, has, requested = "retain", "another rule", "the default"
     if spec.retention is not None:
         requested = show_policy(spec.retention)
@@ -135,6 +141,7 @@ def unknown_delivery(info: StreamInfo) -> NotSupported:
 
 
 def bad_name(name: str) -> str:
+    """The message of the error for an invalid stream name."""
     return (
         f"{name!r} is not a valid stream name: use tokens of letters, digits and _~:@=+- with dots "
         "between them, at most 255 characters, such as orders.eu"
@@ -169,8 +176,8 @@ def subscription_error(what: str, why: str) -> SurecastError:
             return UnknownSubscription(f"the region has no subscription named {what!r}")
         case "too-many":
             return SurecastError(
-                f"the region takes no more subscriptions such as {what!r}: close some, or use "
-                "fewer names and patterns"
+                f"the region has reached its limit of subscriptions, so {what!r} was refused: "
+                "close some, or use fewer names and patterns"
             )
         case "bad-name":
             return UsageError(f"{what!r} is not a name or pattern the region accepts")

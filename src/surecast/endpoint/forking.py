@@ -1,10 +1,10 @@
 """Makes the calls of a client fail in a child process that was forked from the client's process.
 
 A forked child has copies of the parent's objects, but not its threads, and it shares the parent's
-sockets: bytes written by the child would corrupt the parent's frames. So right after the fork all
-open objects are marked in the child, and each call of them raises a UsageError. Otherwise it might
-wait for a thread that does not exist. The fast paths of publishing and reading need no check of
-their own.
+sockets: bytes written by the child would corrupt the parent's frames. So in the child, right after
+the fork, `_on_fork` of every open object is called. From then on, each call of the object raises a
+UsageError; otherwise it might wait for a thread that does not exist. The fast paths of publishing
+and reading contain no check for a fork: `_on_fork` changes the object so that they are not taken.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ __all__ = ["forked", "watch"]
 
 
 class Forkable(Protocol):
+    """An object that can be passed to `watch`."""
+
     def _on_fork(self) -> None:
         """Called in the child."""
 
 
-_open: weakref.WeakSet[Forkable] = weakref.WeakSet()
+_open: weakref.WeakSet[Forkable] = weakref.WeakSet()  # the objects passed to `watch`
 
 
 def watch(forkable: Forkable) -> None:

@@ -1,6 +1,6 @@
 """Sends an HTTP request to a server, for `surecast status`, `surecast up` and Spark.
 
-Proxies configured on this machine are not used.
+It does not use the proxies that are configured on this computer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ _DIRECT: Final = build_opener(ProxyHandler({}))
 
 def http_get(url: str, token: str = "", *, patience_s: float) -> bytes:
     """The body of the answer. Raises OSError if there is no complete answer, and its subclass
-    HTTPError if the server refuses the request."""
+    HTTPError if the server refuses the request. `patience_s` limits the time for connecting and for
+    each receive."""
     request = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
         with _DIRECT.open(request, timeout=patience_s) as answer:
             body: bytes = answer.read()
             return body
     except HTTPException as problem:
-        raise OSError(f"no answer but {problem!r}") from problem
+        raise OSError(f"no complete answer: {problem!r}") from problem

@@ -11,7 +11,8 @@ from surecast.core.wire import DEFAULT_LIMITS
 __all__ = ["ClientOptions"]
 
 DURATION_S_MAX: Final = 1_000_000_000  # 31 years: fits into 64 bits as nanoseconds
-_EVENT_BYTES_MAX = DEFAULT_LIMITS.batch_bytes_max - 4096  # room for a batch's own metadata
+# An event must fit into a batch, together with the batch's own metadata.
+_EVENT_BYTES_MAX = DEFAULT_LIMITS.batch_bytes_max - 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class ClientOptions:
     close_timeout: float | timedelta = 10.0  # how long closing waits for acknowledgements
     # Publishing fails if the stream's owner region is unreachable for this time.
     owner_timeout: float | timedelta = 10.0
-    # Allow readers that listen (mesh, some deliveries) beyond this machine, without encryption.
+    # Allow readers that listen (mesh, some deliveries) beyond this computer, without encryption.
     insecure: bool = False
 
     def validate(self) -> None:
@@ -79,6 +80,7 @@ class ClientOptions:
         check(self, "batch_rows_max", self.batch_rows_max <= most, f"at most {most}")
         event, most = self.event_bytes_max, _EVENT_BYTES_MAX
         check(self, "event_bytes_max", 0 < event <= most, f"1 to {most}, or no frame holds it")
+        # Half leaves room for what the format adds to each event, which is not counted here.
         batch, most = self.batch_bytes_max, _EVENT_BYTES_MAX // 2
         check(self, "batch_bytes_max", batch <= most, f"at most {most}")
         least = event + batch
@@ -124,7 +126,7 @@ def _is_duration(value: object) -> bool:
         return timedelta(0) <= value <= timedelta(seconds=DURATION_S_MAX)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return 0 <= value <= DURATION_S_MAX  # NaN is not
+    return 0 <= value <= DURATION_S_MAX  # False for NaN
 
 
 def _ns(duration: float | timedelta) -> int:

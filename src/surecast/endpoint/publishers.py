@@ -1,19 +1,19 @@
 """Outbox: publishes to one stream, in batches that are sent in order.
 
-Single events are collected in a *draft*, which is then *sealed*: made into a batch and sent. A
-draft is sealed
+Single events are collected in a *draft*, which is then *sealed*: made into a batch and sent. The
+owner of the stream acknowledges each batch. A draft is sealed
 
 * when the next event does not fit into it;
-* if it has an event of `publish`: at once if no other batch is in flight, otherwise at the end of
+* if it has an event of `publish`: at once if no batch is unacknowledged, otherwise at the end of
   the current turn of the event loop, so that other tasks can add events to it in this turn;
 * if it has only events of `publish_soon`: when the first one has waited for `ClientOptions.linger`.
 
-While `outbox_batches_max` batches are in flight (sent and not acknowledged), only the first rule
-applies, so batches grow under load.
+While `outbox_batches_max` batches are sent and not acknowledged, only the first rule applies, so
+batches grow under load.
 
-The size of unacknowledged events is bounded (`outbox_bytes_max`). If there is no room for an event
-of `publish`, the event is queued, and gets its place in the stream when there is room. If its
-caller stops waiting before that, it is not published.
+The size of unacknowledged events is bounded (`outbox_bytes_max`). An event of `publish` for which
+there is no room is queued until there is room. If its caller stops waiting before that, the event
+is not published.
 
 A *named* outbox publishes for a named publisher, which numbers its events itself (`Stream.named`).
 The stream's owner recognises batches that were published before with the same numbers, and does not
@@ -43,8 +43,10 @@ __all__ = ["EVENT_OVERHEAD", "Outbox"]
 
 EVENT_OVERHEAD: Final = 16  # bytes that are counted for an event in addition to its own size
 
-# When the draft will be sealed: no time is set, after `linger`, at the end of this turn.
-_IDLE, _LINGERS, _SOON = 0, 1, 2
+# When the draft will be sealed, if not earlier because it is full.
+_IDLE = 0  # no time is set
+_LINGERS = 1  # after `linger`
+_SOON = 2  # at the end of this turn of the event loop
 
 
 class InFlight:
@@ -54,13 +56,13 @@ class InFlight:
 
     def __init__(self, batch: Batch, nbytes: int) -> None:
         self.batch = batch
-        self.nbytes = nbytes
+        self.nbytes = nbytes  # counted against `outbox_bytes_max`
         # Events of `publish`: the row in the batch, and the future that gets its position.
         self.waiters: list[tuple[int, asyncio.Future[int]]] = []
         # Of `publish_batch`: the future that gets the batch's first position and its end.
         self.whole: asyncio.Future[tuple[int, int]] | None = None
         self.soon = 0  # the number of events of publish_soon; `flush` raises their errors
-        self.marks: list[FlushPoint] = []
+        self.marks: list[FlushPoint] = []  # calls of `flushed` that wait for this batch
 
 
 class FlushPoint:
@@ -70,7 +72,7 @@ class FlushPoint:
 
     def __init__(self, future: asyncio.Future[None]) -> None:
         self.future = future
-        self.left = 0
+        self.left = 0  # the number of batches that it waits for
 
     def one_ended(self) -> None:
         self.left -= 1
@@ -82,7 +84,8 @@ class Outbox:
     """Publishes to one stream (see the module). All `Stream` objects of a client for the same
     stream share one outbox.
 
-    `named` is the id of a named publisher (see protocols/chain/dedup.py) and its next number.
+    `named` is the id of a named publisher (see protocols/chain/dedup.py) and the number of its next
+    event. None: the control node chooses the publisher and the numbers.
     """
 
     def __init__(
@@ -98,6 +101,8 @@ class Outbox:
         self.options = options
         self.nbytes = 0  # size of all unacknowledged events
         self.acknowledged_end = 1  # the position after the last acknowledged event
+        # Copies of options, for the fast path of `publish_soon`. That path does not check the size
+        # of the event: a draft within `_draft_room` cannot contain an event that is too large.
         self._rows_max = options.batch_rows_max
         self._draft_room = min(options.batch_bytes_max, options.event_bytes_max)
         self._room = options.outbox_bytes_max
@@ -106,18 +111,20 @@ class Outbox:
         self._linger_s = options.linger_ns / SECOND
         self._new_draft()
         self._due = _IDLE
-        self._timer: asyncio.Handle | None = None
+        self._timer: asyncio.Handle | None = None  # calls `_seal_due` when the draft is due
         self._queue: deque[InFlight] = deque()  # sealed, and not given to the control node yet
         # All sealed batches that are neither acknowledged nor failed, in order.
-        self._in_flight: dict[InFlight, None] = {}
-        self._under_way = 0  # the number of batches given to the control node
-        # Events and batches that wait for room: size, future, and the function that adds them.
+        self._sealed: dict[InFlight, None] = {}
+        self._under_way = 0  # how many of these the control node has; the others are in `_queue`
+        # Events and batches that wait for room, and flush points behind them (with size 0): size,
+        # future, and the function that adds them.
         self._blocked: deque[tuple[int, asyncio.Future[int], Callable[[], None]]] = deque()
+        # Failed events of publish_soon since the last `take_error`: the first error, their number.
         self._error: PublishError | None = None
-        self._errors = 0  # events of publish_soon that failed
+        self._errors = 0
         self._stopped = self._forked = False
         self._named = named
-        self._failure = ""  # why a named outbox accepts nothing more
+        self._failure = ""  # why a named outbox accepts nothing more; "": it accepts events
         watch(self)
 
     def _new_draft(self) -> None:
@@ -126,12 +133,13 @@ class Outbox:
         self._keys: list[bytes | None] | None = None
         self._tags: list[bytes | None] | None = None
         self._draft_bytes = 0
-        self._waiters: list[tuple[int, asyncio.Future[int]]] = []  # see InFlight
+        self._waiters: list[tuple[int, asyncio.Future[int]]] = []  # see `InFlight.waiters`
 
     @property
     def unacknowledged(self) -> int:
-        """The number of unacknowledged batches, including the draft."""
-        return len(self._in_flight) + bool(self.values) + len(self._blocked)
+        """The number of unacknowledged batches. The draft and everything that waits for room count
+        as one batch each."""
+        return len(self._sealed) + bool(self.values) + len(self._blocked)
 
     @property
     def is_blocked(self) -> bool:
@@ -141,7 +149,7 @@ class Outbox:
     def waits_for_room(self, future: asyncio.Future[int]) -> bool:
         """Whether the event of a `publish` still waits for room. If its future is cancelled now,
         the event is not published."""
-        return any(future is other for _, other, _ in self._blocked)
+        return any(future is blocked for _, blocked, _ in self._blocked)
 
     # ------------------------------------------------------------ taking events
 
@@ -164,6 +172,7 @@ class Outbox:
         self._due = _IDLE  # disables the fast path of `publish_soon`
 
     def _check(self) -> None:
+        """Raise an error if the outbox accepts nothing more."""
         if self._forked:
             raise forked()
         if self._stopped:
@@ -190,6 +199,7 @@ class Outbox:
         size: int,
         future: asyncio.Future[int],
     ) -> None:
+        """Add an event of `publish`; there is room for it."""
         self._append(value, key, tag, size)
         self._waiters.append((len(self.values) - 1, future))
         self._seal_soon()
@@ -230,13 +240,15 @@ class Outbox:
         self.accept(value, key, tag, size)
 
     def accept(self, value: bytes, key: bytes | None, tag: bytes | None, size: int) -> None:
-        """The same as `publish_soon`, for a caller that has checked that there is room."""
+        """The same as `publish_soon`, for a caller that has checked that there is room. `size` is
+        the result of `size_of`."""
         self._append(value, key, tag, size)
         if self._due == _IDLE:
             self._due = _LINGERS
             self._timer = self._loop.call_later(self._linger_s, self._seal_due)
 
     def full(self) -> QueueFull:
+        """The error for an event of `publish_soon` for which there is no room."""
         return QueueFull(
             f"{self.nbytes:,} bytes published to {self.name} are not acknowledged yet; the limit "
             f"is {self.options.outbox_bytes_max:,} (ClientOptions.outbox_bytes_max): "
@@ -265,7 +277,7 @@ class Outbox:
     def _seal_soon(self) -> None:
         """Seal the draft at the end of this turn of the event loop, so that other tasks can add
         events to it. If no batch is in flight, seal it at once."""
-        if not self._in_flight:
+        if not self._sealed:
             self.seal()
         elif self._due != _SOON:
             if self._timer is not None:
@@ -277,7 +289,7 @@ class Outbox:
         self._timer = None
         if self._has_room():
             self.seal()
-        # Otherwise `_due` stays set, and the draft is sealed after the next acknowledgement.
+        # Otherwise `_due` stays set, so `_pump` seals the draft after the next acknowledgement.
 
     def seal(self) -> None:
         """Make the draft into a batch and send it."""
@@ -295,6 +307,7 @@ class Outbox:
         self._send(sent)
 
     def _has_room(self) -> bool:
+        """Whether the control node may get another batch."""
         return self._under_way < self.options.outbox_batches_max
 
     def _send(self, sent: InFlight) -> None:
@@ -302,7 +315,7 @@ class Outbox:
             publisher, number = self._named
             sent.batch = sent.batch.numbered(publisher, number)
             self._named = publisher, number + sent.batch.count
-        self._in_flight[sent] = None
+        self._sealed[sent] = None
         self._queue.append(sent)
         self._pump()
 
@@ -323,25 +336,28 @@ class Outbox:
     # ------------------------------------------------------------ whole batches
 
     def publish_batch(self, batch: Batch, size: int) -> tuple[InFlight, asyncio.Future[int]]:
-        """Add a batch, now or when there is room. The returned future is done when it is added;
-        `whole` of the returned InFlight gets the batch's positions.
+        """Add a batch, now or when there is room. Even a batch larger than `outbox_bytes_max` is
+        added when everything before it is acknowledged.
+
+        The returned future is done when the batch is added; its result has no meaning. `whole` of
+        the returned InFlight gets the batch's positions.
         """
         self._check()
         check_batch(batch)
         sent = InFlight(batch, size)
         sent.whole = self._loop.create_future()
-        placed: asyncio.Future[int] = self._loop.create_future()
-        take = partial(self._take_batch, sent, placed)
+        added: asyncio.Future[int] = self._loop.create_future()
+        take = partial(self._take_batch, sent, added)
         if self._blocked or (self.nbytes and self.nbytes + size > self.options.outbox_bytes_max):
-            self._blocked.append((size, placed, take))
+            self._blocked.append((size, added, take))
         else:
             take()
-        return sent, placed
+        return sent, added
 
-    def _take_batch(self, sent: InFlight, placed: asyncio.Future[int]) -> None:
-        self.seal()
+    def _take_batch(self, sent: InFlight, added: asyncio.Future[int]) -> None:
+        self.seal()  # events that were published before the batch come first
         self.nbytes += sent.nbytes
-        placed.set_result(0)
+        added.set_result(0)
         self._send(sent)
 
     # ------------------------------------------------------------ results
@@ -350,9 +366,9 @@ class Outbox:
         """Called when a batch is acknowledged or has failed."""
         self._under_way -= 1
         self.nbytes -= sent.nbytes
-        del self._in_flight[sent]
+        del self._sealed[sent]
         if isinstance(result, Acked):
-            seq = result.seq
+            seq = result.seq  # 0: the positions are not known any more (see `Acked`)
             if seq:
                 self.acknowledged_end = max(self.acknowledged_end, seq + result.count)
             for row, future in sent.waiters:
@@ -402,10 +418,11 @@ class Outbox:
         return future
 
     def _mark(self, future: asyncio.Future[None]) -> None:
+        """Have `future` set when all batches that are unacknowledged now have ended."""
         self.seal()
         mark = FlushPoint(future)
-        mark.left = len(self._in_flight)
-        for sent in self._in_flight:
+        mark.left = len(self._sealed)
+        for sent in self._sealed:
             sent.marks.append(mark)
         if not mark.left:
             mark.one_ended()
@@ -426,7 +443,7 @@ class Outbox:
         blocked, self._blocked = self._blocked, deque()
         for _, future, take in blocked:
             if isinstance(take, partial) and take.func == self._mark:
-                take()
+                take()  # a call of `flushed` does not fail; it waits for the batches that were sent
             elif not future.done():
                 future.set_exception(publish_error(self.name, "not-sent"))
                 future.exception()  # prevents asyncio's warning if its caller was cancelled

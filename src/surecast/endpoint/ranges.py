@@ -6,9 +6,9 @@
 A piece is a batch, or `Lost`: positions that no server has any more. The pieces cover the range
 without gaps.
 
-A subscription follows streams until it is closed. A task of a batch job, in contrast, needs a fixed
-range, and an error instead of an endless wait. It needs no control node, because it gets the
-stream's id from the program that planned the job.
+A subscription follows streams until it is closed. A task of a Spark job, in contrast, needs a fixed
+range, and an error instead of an endless wait. The task needs no control node, because the program
+that planned the job gives it the stream's id.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["Piece", "RangeReader", "ShortError", "StallError"]
 Piece = Batch | Lost
 
 ROWS: Final = 20_000  # after this number of rows `read` yields, even if more have been received
-AGAIN_S: Final = 0.25  # pause after a failed attempt to find the region's servers
+RETRY_S: Final = 0.25  # pause after a failed attempt to find the region's servers
 
 
 class ShortError(SurecastError):
@@ -66,7 +66,7 @@ class RangeReader:
         *,
         token: str = "",
         options: ClientOptions | None = None,
-        patience_s: float = 60.0,  # without any progress, the first contact included
+        patience_s: float = 60.0,  # `read` and `__aenter__` fail if nothing is received so long
     ) -> None:
         self._options = options or ClientOptions()
         self._link = RegionLink(addresses, token, self._options, self._fail)
@@ -74,11 +74,12 @@ class RangeReader:
         self._inbox: deque[Piece] = deque()
         self._nbytes = 0  # size of the batches in the inbox
         self._held = False  # whether the node was told to request nothing more (Hold)
-        # The end of the stream, as servers reported it (Short) since something was last received.
+        # If a server has reported that the range goes beyond the stream's end (Short), and no piece
+        # was received since: that end, or 0 if the server does not know the stream.
         self._short: int | None = None
         self._has_ended = False  # the stream was deleted; no further position will be received
-        self._problem: BaseException | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._problem: BaseException | None = None  # the exception of the node's state machine
+        self._waiter: asyncio.Future[None] | None = None  # set while `read` waits for a piece
 
     async def __aenter__(self) -> RangeReader:
         region = await self._discover()
@@ -111,7 +112,7 @@ class RangeReader:
             except ConnectError as problem:
                 if isinstance(problem, WrongToken) or time.monotonic() >= ends_s:
                     raise
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_S)
 
     async def read(self, stream: LogId, lo: int, hi: int) -> AsyncIterator[list[Piece]]:
         """The pieces of [lo, hi), in lists of one or more. Pieces that extend beyond the range are
@@ -137,11 +138,11 @@ class RangeReader:
             if self._problem is not None:
                 raise Closed(f"the reader stopped after an internal error: {self._problem!r}")
             if waited_s >= self._patience_s or self._has_ended:
-                raise self._given_up()
+                raise self._no_progress()
             waited_s += await self._wait()
         taken: list[Piece] = []
         rows = 0
-        while self._inbox and rows < ROWS:
+        while self._inbox and rows < ROWS:  # the inbox is not empty, so this takes a piece or more
             piece = self._inbox.popleft()
             taken.append(piece)
             if isinstance(piece, Batch):
@@ -170,7 +171,8 @@ class RangeReader:
             self._waiter = None
         return loop.time() - began
 
-    def _given_up(self) -> SurecastError:
+    def _no_progress(self) -> SurecastError:
+        """The error for a range that cannot be read to its end."""
         if self._short is not None:
             what = f"ends at {self._short}" if self._short else "is not known"
             return ShortError(

@@ -1,11 +1,11 @@
-"""The nodes with which a client reads streams, and their distribution to subscriptions.
+"""The nodes with which a client reads streams, and the choice of one for each subscription.
 
 A *reader* is a node that runs the reading side of one delivery (`Delivery.reader`). It follows any
 number of streams, but each only once. So two subscriptions to the same stream, which may be at
 different positions, need two readers.
 
-Subscriptions to single streams share readers, which are kept when the subscriptions end. A
-subscription by pattern has readers of its own, one for each delivery.
+Subscriptions to single streams share readers. Shared readers stay open when the subscriptions end,
+for later ones. A subscription by pattern has readers of its own, one for each delivery.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Reader:
     def __init__(self, delivery: str, shared: bool) -> None:
         self.delivery = delivery
         self.shared = shared  # whether it may serve several subscriptions
-        self.takers: dict[LogId, Taker] = {}
+        self.takers: dict[LogId, Taker] = {}  # by stream; also for streams not followed at present
 
     # The node calls these two methods while it performs the effects of a step, in their order.
 
@@ -68,12 +68,15 @@ class Reader:
         self.takers[stream] = taker
 
     def follow(self, stream: LogId, start: int) -> None:
+        """Have the stream delivered from position `start` on."""
         self.node.give(Follow(stream, start))
 
     def unfollow(self, stream: LogId) -> None:
+        """Stop the delivery; the stream stays reserved for its taker."""
         self.node.give(Unfollow(stream))
 
     def release(self, stream: LogId) -> None:
+        """Stop the delivery and end the reservation by `claim`."""
         if self.takers.pop(stream, None) is not None:
             self.unfollow(stream)
 
@@ -87,7 +90,7 @@ class Readers:
         self._own_host = link.region.own_host
         self._options = options
         self.all: list[Reader] = []
-        if place.mesh:
+        if place.mesh:  # then every reader listens, for connections of other clients
             self._check_may_listen("mesh=True")
 
     def check(self, delivery: Delivery) -> None:
@@ -96,11 +99,13 @@ class Readers:
             self._check_may_listen(f"delivery={delivery.name!r}")
 
     def _check_may_listen(self, why: str) -> None:
+        """Raise NotSupported if readers of this client must not listen for connections. `why` is
+        the argument of the user's call that requires it."""
         if not is_loopback(self._own_host) and not self._options.insecure:
             raise NotSupported(
-                f"{why} beyond one machine comes with encryption: its readers are connected to and "
-                f"receive datagrams, so this one would listen on {self._own_host}. On a network "
-                "you trust, connect with options=ClientOptions(insecure=True)"
+                f"{why} works only on one machine until connections are encrypted: a reader then "
+                f"accepts connections and datagrams, so it would listen on {self._own_host}. On a "
+                "network you trust, connect with options=ClientOptions(insecure=True)"
             )
 
     async def lease(self, delivery: Delivery, stream: LogId | None, taker: Taker) -> Reader:
@@ -119,7 +124,7 @@ class Readers:
                     return reader
         if len(self.all) >= self._options.readers_max:
             raise UsageError(
-                f"this client has {len(self.all)} connections for reading already "
+                f"this client already has {len(self.all)} connections for reading "
                 "(ClientOptions.readers_max): close unused subscriptions, or let several consumers "
                 "share one"
             )
@@ -134,7 +139,7 @@ class Readers:
         """Start the reader's node. `reader.node` is set before the first await, because another
         subscription may use the reader while this call waits."""
         name = f"c-{secrets.token_hex(8)}"
-        listen = (self._own_host, 0) if listens else None
+        listen = (self._own_host, 0) if listens else None  # port 0: the system chooses one
         if listen is not None:
             name = f"{name}@{show_address(listen)}"  # peers take the address from the name
         reader.node = self._link.node(

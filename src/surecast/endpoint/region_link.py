@@ -23,7 +23,7 @@ __all__ = ["RegionLink"]
 
 class RegionLink:
     """Creates the nodes of one client, which share its addresses, token and options. `broken` is
-    called when the state machine of a node fails."""
+    called with the exception when the state machine of a node has raised one."""
 
     region: Region
 
@@ -39,7 +39,7 @@ class RegionLink:
         self._options = options
         self._broken = broken
         self._codec = Codec(message_types())
-        self._book = AddressBook()
+        self._book = AddressBook()  # the servers' addresses, for all nodes
         self.nodes: weakref.WeakSet[Node] = weakref.WeakSet()  # the nodes that are still in use
 
     async def discover(self) -> Region:
@@ -65,7 +65,12 @@ class RegionLink:
         on_deliver: Callable[[LogId, tuple[Batch, ...]], None] | None = None,
         on_emit: Callable[[Any], None] | None = None,
     ) -> Node:
-        """A new node that connects to the region's servers. The caller has to start it."""
+        """A new node that connects to the region's servers. The caller has to start it.
+
+        `role` is a word for the node's Hello, `factory` creates its state machine, and `listen` is
+        the address at which it accepts connections (None: it does not). For `on_deliver` and
+        `on_emit` see Node.
+        """
         node = _Watched(
             self._broken,
             name,
@@ -96,7 +101,7 @@ class RegionLink:
 
 
 class _Watched(Node):
-    """A node that calls `broken` when its machine fails."""
+    """A node that calls `broken` when its state machine has raised an exception."""
 
     def __init__(
         self, broken: Callable[[BaseException], None], name: str, factory: Factory, **rest: Any

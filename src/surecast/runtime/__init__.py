@@ -1,15 +1,15 @@
 """The asyncio driver: runs the same state machines as the simulator, over real TCP and UDP.
 
-A *machine* does no IO itself (`core.types`). A *node* is a machine that this driver runs: the
-driver steps the machine with inputs and performs the effects that it returns.
+A state machine does no IO itself (`core.types`). A *node* is a state machine that this driver
+runs: the driver steps the machine with inputs and performs the effects that it returns.
 
 node.py       a node: passes, effects, start and stop
-sessions.py   FIFO sessions: send queues, closing, time-outs
-opening.py    how a session is established, and which one is kept when both ends open one
-session.py    our end of one session; the limits of a node
+sessions.py   all sessions of a node: send queues, closing, time-outs
+opening.py    how a session is established, also when both nodes open one at once
+session.py    this node's end of one session; the limits of a node
 tcp.py        one connection: bytes to frames, buffers to bytes
 chunks.py     the receive buffers
-hello.py      the handshake between two drivers
+hello.py      the messages with which two nodes open and close a session
 udp.py        datagrams; the kernel splits and joins them
 timers.py     timers, and the detection of changes of the wall clock
 addresses.py  names to addresses; TCP and UDP sockets at one port

@@ -2,8 +2,8 @@
 
 A node's name may contain its address, such as `c3@127.0.0.1:41234`. Clients in a mesh (which send
 events to each other) exchange only names, so such a name must be enough to reach its node. An entry
-of the address book takes precedence over the address in a name. In this way a link can be routed
-through a relay.
+of the address book takes precedence over the address in a name. In this way tests can route the
+connections to a node through a relay.
 
 Any peer can send any name, and a node sends its token to every node that it connects to. Therefore
 an address that is known only from a name is used only on loopback, or if `insecure` is set.
@@ -34,7 +34,8 @@ __all__ = [
 Address = tuple[str, int]
 
 _TRIES: Final = 50  # attempts to find a port that is free for TCP and for UDP
-# Large enough for the datagrams that arrive during a pass. The system may allow less.
+# Large enough for the datagrams that arrive while a node processes others. The system may allow
+# less.
 _UDP_BUFFER_BYTES: Final = 4 << 20
 
 
@@ -58,7 +59,7 @@ class AddressBook:
 
     def find(self, name: Peer, insecure: bool = False) -> Address | None:
         """The address of a node. None if it is unknown or must not be used (see the module); then
-        only that node can open the connection."""
+        a connection exists only if that node opens it."""
         address = self._entries.get(name)
         if address is None and (address := own_address(name)) is not None:
             return address if insecure or is_loopback(address[0]) else None
@@ -68,8 +69,8 @@ class AddressBook:
 @lru_cache(4096)  # called for every datagram
 def own_address(name: Peer) -> Address | None:
     """The address in a name, after its last @, or None. `name` may be any text from a peer."""
-    _, at, place = name.rpartition("@")
-    host, colon, port = place.rpartition(":")
+    _, at, address = name.rpartition("@")
+    host, colon, port = address.rpartition(":")
     if not (at and colon and host and port.isascii() and port.isdigit() and len(port) <= 5):
         return None
     if int(port) > 65535:
@@ -85,6 +86,7 @@ def with_address(name: Peer, address: Address) -> Peer:
 
 @lru_cache(4096)
 def is_loopback(host: str) -> bool:
+    """Whether a host name or IP address always means this computer."""
     if host == "localhost":
         return True
     try:
@@ -94,6 +96,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_listen(host: str, insecure: bool) -> None:
+    """Raise ConfigError if a node must not listen at this address."""
     if not insecure and not is_loopback(host):
         raise ConfigError(
             f"listening on {host!r} would let in anybody who can reach this machine: connections "
@@ -105,12 +108,13 @@ def check_listen(host: str, insecure: bool) -> None:
 
 
 def bind(listen: Address | None, insecure: bool) -> tuple[socket.socket | None, socket.socket]:
-    """A TCP socket and a UDP socket, both non-blocking, at the address `listen`. With None the node
-    does not listen: there is no TCP socket, and the UDP socket has any port."""
+    """A listening TCP socket and a UDP socket, both non-blocking, at the address `listen`. If its
+    port is 0, the system chooses one. With None the node does not listen: there is no TCP socket,
+    and the system chooses the port of the UDP socket."""
     if listen is None:
         return None, _udp("0.0.0.0" if insecure else "127.0.0.1", 0)
     host, port = listen
-    for _ in range(1 if port else _TRIES):
+    for _ in range(1 if port else _TRIES):  # each attempt gets another port if `port` is 0
         tcp = _tcp(host, port)
         try:
             return tcp, _udp(*tcp.getsockname()[:2])

@@ -2,10 +2,10 @@
 
 Received bytes are not copied: a batch is a view into the memory that it was received in. So this
 memory must not be overwritten while a batch refers to it. A connection fills a chunk from front to
-back. When the chunk is full, the received part of an unfinished frame is copied to the start of a
-new chunk. If nothing refers to the old chunk any more, it is filled again from its start instead.
-Its pages are in memory already, so this is faster, and a connection with little traffic never needs
-a second chunk.
+back. When the chunk is full, the connection continues with a new chunk, to whose start the received
+part of an unfinished frame is copied. If no batch refers to the old chunk any more, the connection
+fills the old chunk from its start instead. This is faster, because its pages are in memory already,
+and a connection with little traffic never needs a second chunk.
 """
 
 import sys
@@ -20,8 +20,11 @@ _ROOM_MIN: Final = 64 << 10  # with less room in a chunk, receives would be too 
 
 
 class Chunk:
-    """A receive buffer (see the module). `view[at:fill]` was received and not taken out as frames
-    yet. `view` is writable, so slices of it may be passed on only as read-only views."""
+    """A receive buffer (see the module).
+
+    `view` is its memory. `view[at:fill]` was received, and the connection has not taken it out as
+    frames yet. `view` is writable, so slices of it may be passed on only as read-only views.
+    """
 
     __slots__ = ("_array", "at", "fill", "view")
 
@@ -36,7 +39,9 @@ class Chunk:
         """The memory to receive into. It has room for a frame of `frame_bytes` from `at` on."""
         at, fill, size = self.at, self.fill, len(self.view)
         full = size - fill < _ROOM_MIN or at + frame_bytes > size
+        # Also start over when all received bytes were taken out, to use the same pages again.
         if full or (fill and at == fill):
+            # A larger chunk was allocated for one large frame, and is not kept.
             if size == CHUNK_BYTES >= frame_bytes and self._unseen():
                 self.view[: fill - at] = self.view[at:fill]
                 self.at, self.fill = 0, fill - at
@@ -45,17 +50,18 @@ class Chunk:
         return self.view[self.fill :]
 
     def _unseen(self) -> bool:
-        """Whether no batch or other view refers to the chunk: each would count as a reference."""
+        """Whether no batch or other view refers to the chunk. Each of them holds a reference to
+        `_array`."""
         self.view.release()
-        unseen = sys.getrefcount(self._array) == 2
+        unseen = sys.getrefcount(self._array) == 2  # `self._array`, and the argument of the call
         self.view = self._array.data
         return unseen
 
     def _replace(self, frame_bytes: int) -> None:
         """Continue with a new chunk; the unfinished frame is copied to its start."""
         rest = self.view[self.at : self.fill]
-        # The system provides pages only when bytes arrive. So a frame that claims to be large takes
-        # address space, but no memory.
+        # The system provides a page only when bytes are written to it. So a frame with a large size
+        # in its header takes address space, but no memory until its bytes arrive.
         self._allocate(max(CHUNK_BYTES, frame_bytes))
         self.view[: len(rest)] = rest
         self.at, self.fill = 0, len(rest)

@@ -1,21 +1,22 @@
-"""The messages that two drivers exchange on a connection, in addition to those of the machines.
+"""The messages that two nodes exchange to open, keep and close a session.
 
     the node that connects        the node that accepts
-    Hello  ─────────────────────▶           the sender's name, and that of the wanted node
+    Hello  ─────────────────────▶           its own name, and the name of the node it wants
            ◀─────────────────────  Hello    or Refused, with the reason
-    Beat, then messages ────────▶           with the Beat, the session is up for the acceptor, too
+    Beat, then messages ────────▶           the Beat makes the session up for the acceptor, too
 
-Either end may send Refused in place of a frame. It contains the reason; then this end closes the
-connection. An end that has nothing to send sends Beats, so that its peer can distinguish an idle
-session from a lost one, even if a device in between keeps the TCP connection alive. In a graceful
-close, Bye is the last frame in each direction.
+Either node may send Refused in place of any frame. It contains the reason; then the sender closes
+the connection. A node that has nothing else to send sends Beats, so that its peer can distinguish
+an idle session from a lost one, even if a device in between keeps the TCP connection alive. In a
+graceful close, Bye is the last frame in each direction.
 
-`life` identifies one run of a node, and `attempt` counts the connections that this run has tried.
-Together they distinguish a new session from an attempt that the peer gave up long ago, and whose
-Hello arrives late.
+`life` identifies one run of a node, and `attempt` counts the connections that this run has tried to
+open. Together they distinguish a new session from an attempt that the peer gave up long ago, and
+whose Hello arrives late.
 
-The tags of these messages start with a slash, unlike the tags of protocols ("chain/Forward"), so
-the driver's frames cannot be confused with those of a machine.
+The messages of state machines travel on the same connection. Their tags begin with the name of a
+protocol ("chain/Forward"). The tags of the messages here begin with a slash, so the two kinds of
+messages cannot be confused.
 """
 
 from hmac import compare_digest
@@ -28,17 +29,18 @@ __all__ = ["BEAT", "BYE", "HELLO_LIMITS", "MARK_SIZE", "VERSION", "Hello", "Refu
 
 VERSION: Final = 2  # the version of these messages and their order; frames have a separate version
 
-NAME_LEN_MAX: Final = 255
+NAME_LEN_MAX: Final = 255  # bytes of a node's name
 
 
 class Hello(Message, tag="/hello"):
-    """The first message of each end: who it is, and what it supports."""
+    """The first message of each node on a connection: who it is, and what it supports."""
 
     version: int
-    name: str
+    name: str  # the sender's name
     to: str  # the receiver's name; "": the sender knows only its address
-    life: bytes  # random bytes that identify this run of the node
-    attempt: int  # the number of connections tried so far, this one included
+    life: bytes  # random bytes that identify this run of the sender
+    attempt: int  # how many connections this run has tried to open, including this one
+    # These three fields are not used by the receiver; they describe the sender to people.
     region: str = ""
     epoch: int = 0
     role: str = ""
@@ -63,15 +65,17 @@ class Hello(Message, tag="/hello"):
 
 
 class Refused(Message, tag="/refused"):
+    """The sender closes the connection for this reason."""
+
     why: str
 
 
 class Beat(Message, tag="/beat"):
-    pass
+    """The sender is alive."""
 
 
-class Bye(Message, tag="/bye."):  # the dot makes it as long as a Beat
-    pass
+class Bye(Message, tag="/bye."):  # the dot makes the tag as long as that of Beat
+    """The last frame of the sender in a graceful close."""
 
 
 # Bounds the memory that a connection can use before its Hello has been checked.
@@ -83,8 +87,8 @@ def encode(message: Message) -> bytes:
     return b"".join(CODEC.encode(message))
 
 
-# Received frames are compared with these two as bytes, so they need not be decoded. A frame of
-# another length costs only a comparison of the lengths.
+# The receiver recognises these two frames by their bytes, without decoding them. Both have the same
+# size, so the receiver compares only frames of this size.
 BEAT: Final = encode(Beat())
 BYE: Final = encode(Bye())
 MARK_SIZE: Final = len(BEAT)

@@ -6,15 +6,16 @@
     node.give(Publish(batch))
     await node.stop()
 
-Every event begins a *pass*: received bytes, an expired timer, a completed write, or a command of
-the owner. In a pass, the machine is stepped with each input in turn, and its effects are performed,
-which may add further inputs. When no input is left, all messages that the machine sent are written,
-with one write per peer. The machine is never stepped while an effect is performed. Every input goes
-through `step`, which also calls the recorder.
+The node reacts to received bytes, expired timers, completed disk writes, and commands of its owner
+(the program that created it). Its reaction is a *pass*: the node calls the state machine's `step`
+with each input in turn and performs the returned effects, which may add further inputs. When no
+input is left, the node writes all messages that the machine has sent, with one write per peer. The
+machine is never stepped while an effect is performed. Every input goes through `Node.step`, which
+also calls the recorder.
 
 If the machine raises an exception, that is a bug in Surecast. The node then stops as if its process
 had been killed, and tasks that await `failed` get the exception. The recording ends with the input
-that caused it.
+of that step.
 """
 
 import asyncio
@@ -83,7 +84,7 @@ log = logging.getLogger("surecast.runtime")
 
 
 class Recorder(Protocol):
-    """What a node calls to have its inputs and effects recorded (`runtime.recorder`)."""
+    """Records the inputs and effects of a node. `runtime.recorder.Recorder` implements it."""
 
     def step(self, now_ns: int, inp: Any, effects: list[Any]) -> None: ...
 
@@ -91,11 +92,15 @@ class Recorder(Protocol):
 
 
 class Node:
-    """One machine over real sockets (see the module). All methods must be called in the event
-    loop's thread.
+    """One state machine over real sockets (see the module). All methods must be called in the
+    event loop's thread.
 
-    `on_deliver` is called with the batches of a Deliver effect, `on_emit` with the event of an
-    Emit.
+    `factory` creates the state machine. `book` has the addresses of peers. `listen` is the address
+    at which the node accepts connections (port 0: the system chooses one; None: it accepts none).
+    `seed` determines the machine's random numbers. `region`, `role`, `epoch` and `credential` (the
+    token) are sent in the Hello. `insecure` allows connections beyond this computer, without
+    encryption. `on_deliver` is called with the batches of a Deliver effect, `on_emit` with the
+    event of an Emit.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -128,7 +133,8 @@ class Node:
     ) -> None:
         if listen is not None:
             check_listen(listen[0], insecure)
-        if not 0 < len(name.encode()) <= hello.NAME_LEN_MAX - 8:  # room for a port (see `start`)
+        # `start` may replace port 0 in the name by a longer number: leave room for it.
+        if not 0 < len(name.encode()) <= hello.NAME_LEN_MAX - 8:
             raise ConfigError(f"a node's name has 1 to {hello.NAME_LEN_MAX - 8} bytes: {name!r}")
         self.name = name
         self.book = book
@@ -139,24 +145,25 @@ class Node:
         )
         self.counters: Counter[str] = Counter()
         self.unknown = UnknownMessages(name, self.counters)
-        self.address: Address | None = None  # where it listens, once started
-        self.pending: deque[Any] = deque()  # inputs not stepped yet
+        self.address: Address | None = None  # the address at which it listens, once started
+        self.pending: deque[Any] = deque()  # inputs for the next steps of the machine
         self.failed: asyncio.Future[None]  # gets the exception if the machine raises one
         self.running = False
         self._factory = factory
         self._listen = listen
         self._seed = seed
-        self._about = (region, epoch, role, credential)
+        self._about = (region, epoch, role, credential)  # for the Hello
         self._insecure = insecure
         self._recorder = recorder
-        # In tests: check states and invariants of the machine and of sessions (`core.states`).
+        # In tests: whether to check states and invariants of the machine and of sessions
+        # (`core.states`), and how often each transition between states has occurred.
         self.validate = validate
-        self.met: Counter[str] = Counter()  # in tests: transitions between states, by label
+        self.met: Counter[str] = Counter()
         self._on_deliver = on_deliver
         self._on_emit = on_emit
         self._server: asyncio.Server | None = None
         self._clock = ClockWatch(self.limits.clock_jump_ns)
-        self._scheduled = False  # whether a pass is scheduled for inputs posted outside a pass
+        self._scheduled = False  # whether `post` has scheduled a pass that has not begun yet
         self._endings: dict[TimerKey, None] = {}  # keys of the AtEndOfPass effects of this pass
         self._step: Callable[[int, Any], list[Any]]
 
@@ -194,6 +201,7 @@ class Node:
             self.failed.result()
 
     def _begin(self, udp: socket.socket, start: Start) -> None:
+        # Machines in tests may have no `messages`; then all types of the codec count.
         self._step = watched(self.machine, self.met) if self.validate else self.machine.step
         self.speaks = protocols_of(getattr(self.machine, "messages", self.codec.types))
         self.sessions = Sessions(self, Random())
@@ -206,8 +214,8 @@ class Node:
         self.settle()
 
     async def stop(self) -> None:
-        """Stop stepping the machine, write the messages and data that it has sent and stored, then
-        close.
+        """Give the machine no more inputs, write the messages that it has sent and the data that it
+        has stored, then close.
 
         Messages for a peer without an established session are lost, because the peer may never be
         reachable.
@@ -231,6 +239,7 @@ class Node:
             self._stop_recording(orderly=False)
 
     def _halt(self) -> None:
+        """End everything except the sessions, the listening socket and the recording."""
         self.running = False
         self.pending.clear()
         self.timers.cancel_all()
@@ -248,7 +257,7 @@ class Node:
             self._recorder = None
 
     def fail(self, problem: Exception) -> None:
-        """Stop after an exception of the machine or the store; `failed` gets it."""
+        """Stop after an exception of the machine or the store. `failed` gets the exception."""
         if not self.running:
             return
         log.critical("%s stops: %r", self.name, problem, exc_info=problem)
@@ -270,27 +279,29 @@ class Node:
     def post_down(self, peer: Peer) -> None:
         """Queue PeerDown when a session has ended, before all other inputs except earlier session
         events of this peer. Messages that the machine sends from now on go into the next session,
-        so it must get PeerDown before it handles other inputs."""
+        so the machine must get PeerDown before it handles other inputs."""
         at = 0
-        for place, waiting in enumerate(self.pending, 1):
-            if type(waiting) in _PEER_NEWS and waiting.peer == peer:
-                at = place
+        for after, waiting in enumerate(self.pending, 1):
+            if type(waiting) in _SESSION_EVENTS and waiting.peer == peer:
+                at = after
         self._post(at, PeerDown(peer))
 
     def _post(self, at: int, inp: Any) -> None:
+        """Insert an input into `pending` at index `at`, and schedule a pass if necessary."""
         if self.running:
             self.pending.insert(at, inp)
             if not self._scheduled:
                 self._scheduled = True
                 self.loop.call_soon(self._soon)
 
-    def press(self, inp: Congested) -> None:
-        """Add an input before all others, except earlier events of the same session."""
+    def post_congested(self, inp: Congested) -> None:
+        """Add a Congested before all other inputs, except earlier session events of the same peer.
+        The machine must get it before inputs for which it would send more to this peer."""
         if not self.running:
             return
         place = 0
         for number, waiting in enumerate(self.pending):
-            if type(waiting) in _PEER_NEWS and waiting.peer == inp.peer:
+            if type(waiting) in _SESSION_EVENTS and waiting.peer == inp.peer:
                 place = number + 1
         self.post(inp)
         self.pending.insert(place, self.pending.pop())
@@ -300,6 +311,7 @@ class Node:
         self.settle()
 
     def _fire(self, fired: Any) -> None:
+        """Run a pass with this input (of a timer or the clock)."""
         self.pending.append(fired)
         self.settle()
 
@@ -316,6 +328,7 @@ class Node:
             self.loop.call_soon_threadsafe(self._collect)
 
     def _collect(self) -> None:
+        """Run a pass with the inputs of the store, such as Stored."""
         if self.running:
             try:
                 self.pending.extend(self.store.collect())
@@ -324,6 +337,7 @@ class Node:
             self.settle()
 
     def _watch_clock(self) -> None:
+        """Called every second: tell the machine if the wall clock was changed."""
         self._watch = self.loop.call_later(1, self._watch_clock)
         changed = self._clock.look()
         if changed is not None:
@@ -353,7 +367,7 @@ class Node:
         """Step the machine with one input; the only place where this happens."""
         if not self.running:
             return
-        if type(inp) is Compacted:
+        if type(inp) is Compacted:  # from this step on, the log shows the result of the compaction
             self.store.show(inp)
         now_ns = time.monotonic_ns()
         try:
@@ -368,14 +382,14 @@ class Node:
         if not effects:
             return
         sessions = self.sessions
-        encoded = buffers = None
+        encoded = buffers = None  # the last message that was encoded, and its bytes
         nbytes = 0
         protocol = ""
         for effect in effects:
             kind = type(effect)
             if kind is not Send:
                 _PERFORM[kind](self, effect)
-                if not self.running:  # on_deliver or on_emit has stopped the node
+                if not self.running:  # `on_deliver` or `on_emit` has stopped the node
                     return
                 continue
             peer = effect.peer
@@ -395,11 +409,11 @@ class Node:
                 continue
             if session is None:
                 session = self._open(peer)
-            if session.closing:
+            if session.closing:  # the message belongs to the next session
                 session.after += buffers
                 session.after_bytes += nbytes
             else:
-                if session.speaks is None:
+                if session.speaks is None:  # not known yet: `drop_unspoken` may drop it later
                     session.early.append((protocol, len(buffers), nbytes))
                 session.out += buffers
                 session.queued += nbytes
@@ -407,8 +421,8 @@ class Node:
                 session.dirty = True
                 sessions.dirty.append(session)
             if session.queued > self.limits.high_water_bytes:
-                # Write now and not at the end of the pass. A machine that sends much for each input
-                # must get Congested before the next input.
+                # Write now and not at the end of the pass, because that may show that the peer does
+                # not read. Then the machine gets Congested before its next input.
                 sessions.relieve(session)
 
     # ------------------------------------------------------------ effects
@@ -419,9 +433,11 @@ class Node:
         return self.sessions.opening.open(peer)
 
     def find(self, peer: Peer) -> Address | None:
+        """The address of a peer, or None (`AddressBook.find`)."""
         return self.book.find(peer, self._insecure)
 
     def hello(self, to: Peer, life: bytes, attempt: int) -> hello.Hello:
+        """The Hello of this node to a peer."""
         region, epoch, role, credential = self._about
         return hello.Hello(
             hello.VERSION,
@@ -444,7 +460,8 @@ class Node:
 
     def _at_end_of_pass(self, effect: AtEndOfPass) -> None:
         if not self._endings:
-            # The event loop first handles reads that are already due; they belong to this pass.
+            # The event loop first handles bytes and timers that are already due. For the machine,
+            # their inputs belong to this pass, too.
             self.loop.call_soon(self._end_pass)
         self._endings[effect.key] = None
 
@@ -452,6 +469,7 @@ class Node:
         self.timers.cancel(effect.key)
 
     def _save(self, effect: Any) -> None:
+        """Perform an effect that changes the disk."""
         self.store.perform(effect)
 
     def _deliver(self, effect: Deliver) -> None:
@@ -473,7 +491,7 @@ class _Protocols(dict[type, str]):
 
 _PROTOCOL = _Protocols()
 
-_PEER_NEWS = frozenset((PeerUp, PeerDown, Congested, Writable))
+_SESSION_EVENTS = frozenset((PeerUp, PeerDown, Congested, Writable))  # the events of a session
 
 
 class _Table(dict[type, Callable[[Node, Any], None]]):

@@ -2,10 +2,12 @@
 
 **Both nodes connect at once.** Each node then accepts a connection while its own attempt is under
 way. The connection opened by the node with the smaller name takes precedence. That node *parks* the
-other connection and uses it only if its own attempt fails; the other node gives up its own attempt.
-A Hello that arrives late, on a connection that was given up, is recognised by its attempt number,
-so it does not end the established session. If it arrives when there is no session, it starts one
-that cannot succeed. After that, this node connects itself if it needs a session.
+other connection: it uses it only if its own attempt fails. The other node gives up its own attempt.
+
+**A Hello arrives late**, on a connection that the peer has given up. If a session with this peer is
+established, the attempt number in the Hello is too low, so the Hello does not end the session. If
+there is no session, the Hello begins one that fails, because the peer sends nothing more on that
+connection. After that, this node connects itself if messages for the peer are waiting.
 
 **A peer opens a new session while the old one is still up here.** The new session ends the old one,
 because a peer opens a session only when it has none. If this node is closing the old session, it
@@ -36,9 +38,10 @@ __all__ = ["Opening"]
 
 log = logging.getLogger("surecast.runtime")
 
-# Connections above `connections_max` that are kept for a moment, only to send the reason.
+# How many connections above `connections_max` get an answer with the reason before they are closed.
+# Further ones are closed at once.
 _REFUSALS_MAX: Final = 64
-_QUIET_MAX: Final = 1000  # above this number of entries, pauses that are over are removed
+_QUIET_MAX: Final = 1000  # with more entries in `_quiet_until`, those of ended pauses are removed
 
 
 class Opening:
@@ -51,13 +54,14 @@ class Opening:
         self.limits = sessions.limits
         self.counters: Counter[str] = sessions.counters
         self._rng = rng
-        self._life = secrets.token_bytes(8)
-        self._attempts = 0
+        self._life = secrets.token_bytes(8)  # see `Hello.life`
+        self._attempts = 0  # connections that this node has tried to open
+        # For peers whose last attempt failed: the end of the pause (monotonic nanoseconds).
         self._quiet_until: dict[Peer, int] = {}
 
     def open(self, peer: Peer) -> Session:
-        """A new session with `peer`, opened by the first message to it. Messages wait until the
-        session is up."""
+        """A new session with `peer`, to which the node's state machine sends a message. Messages
+        wait until the session is up."""
         session = self.sessions.by_peer[peer] = Session(peer)
         session.used = True
         wait_ns = self._quiet_until.get(peer, 0) - time.monotonic_ns()
@@ -68,14 +72,15 @@ class Opening:
         return session
 
     def _begin(self, session: Session) -> None:
+        """Begin an attempt to connect, unless the peer has connected meanwhile."""
         if session.state is not OPENING or session.connection is not None:
             return
         if session.timer is not None:
             session.timer.cancel()
         address = self.node.find(session.peer)
         if address is None:
-            # The attempt fails in a later turn, because other messages of the same step belong to
-            # it, too.
+            # End the session in a later turn of the event loop, so that further messages to this
+            # peer in the same step are lost with it, and open no session of their own.
             session.timer = self.loop.call_later(0, self._unknown, session)
             return
         self._attempts += 1
@@ -92,6 +97,7 @@ class Opening:
             self.sessions.settle()
 
     async def _dial(self, session: Session, host: str, port: int) -> None:
+        """Open a TCP connection; `connected` is called if that succeeds."""
         try:
             await self.loop.create_connection(
                 lambda: Connection(self.sessions, session), host, port
@@ -126,6 +132,7 @@ class Opening:
         connection.say(encode(self._hello(session.peer, session.attempt)))
 
     def _hello(self, to: Peer, attempt: int) -> Hello:
+        """This node's Hello."""
         return self.node.hello(to, self._life, attempt)
 
     def greeted(self, connection: Connection, hello: Hello) -> None:
@@ -142,12 +149,14 @@ class Opening:
             self._welcome(connection, hello)
 
     def _welcome(self, connection: Connection, hello: Hello) -> None:
-        """Handle the Hello on a connection that the peer has opened: use, park or drop it."""
+        """Handle the Hello on a connection that the peer has opened: use, park or abort the
+        connection."""
         peer = hello.name
         session = self.sessions.by_peer.get(peer)
         if session is not None:
             current = session.connection
-            known = current.hello if current is not None else None
+            known = current.hello if current is not None else None  # the peer's earlier Hello
+            # An older attempt of the same run of the peer: its Hello arrives late.
             if known is not None and known.life == hello.life and hello.attempt <= known.attempt:
                 self.counters["stale_hellos"] += 1
                 connection.abort()
@@ -161,11 +170,12 @@ class Opening:
                 # `down` has opened a new session if messages wait for it.
                 session = self.sessions.by_peer.get(peer)
             elif current is not None and current.dialled and self.node.name < peer:
-                self._park(session, connection)
+                self._park(session, connection)  # our own attempt takes precedence
                 return
         self.adopt(session or Session(peer), connection)
 
     def _park(self, session: Session, connection: Connection) -> None:
+        """Keep a connection of the peer for later. It replaces an earlier one."""
         if session.parked is not None:
             session.parked.abort()
         session.parked = connection
@@ -184,7 +194,7 @@ class Opening:
         connection.say(encode(self._hello(session.peer, self._attempts)))
 
     def call_off(self, session: Session) -> None:
-        """End the attempts and connections of a session that is not up."""
+        """End this node's attempt to connect, and abort the connections of the session."""
         if session.timer is not None:
             session.timer.cancel()
             session.timer = None
@@ -197,6 +207,7 @@ class Opening:
         session.connection = session.parked = None
 
     def _give_up(self, session: Session) -> None:
+        """Called `connect_timeout_ns` after the beginning of an attempt."""
         if session.state is OPENING:
             self.counters["connect_timeouts"] += 1
             self.failed(session, "no answer")
@@ -212,8 +223,8 @@ class Opening:
         self.sessions.down(session, quiet=True)
 
     def peer_attempt_failed(self, session: Session) -> None:
-        """A connection that the peer had opened ended before the session was up. The peer may have
-        given it up long ago, so that only a late Hello has arrived. The peer may be reachable, so
+        """Called when a connection that the peer had opened has ended before the session was up.
+        That may have been a late Hello (see the module). The peer may be reachable nevertheless, so
         connect to it if messages wait."""
         if session.used or session.dirty:
             self._begin(session)
@@ -229,5 +240,5 @@ class Opening:
         self._quiet_until[peer] = now_ns + pause_ns
 
     def end_pause(self, peer: Peer) -> None:
-        """The peer is reachable, so the next attempt need not wait."""
+        """Called when the peer is reachable: the next attempt need not wait."""
         self._quiet_until.pop(peer, None)

@@ -1,16 +1,17 @@
 """Records one run of a node, from its start to its end, so that the simulator can replay it.
 
-The node calls `step` after each `machine.step` and *before* it performs the effects. At that moment
-the disk still has the content that the machine could read in this step. Usually this content
-follows from the effects of earlier steps, so it is not recorded. If a write was refused or taken
-back, the disk keeps a note of it (`MemoryDisk.take_notes`). Then the recorder writes the actual
-content of the disk into the recording, before the first step that could read it.
+The node calls `Recorder.step` after each step of its state machine, *before* it performs the
+effects. At that moment the disk still has the content that the machine could read in this step.
+Usually this content follows from the effects of earlier steps, so it is not recorded. The exception
+is a write that failed or was undone, of which the disk keeps a note (`MemoryDisk.take_notes`). Then
+the recorder writes the actual content of the disk into the recording, before the first step that
+could read it.
 
-Records are collected in memory and written in pieces by a thread. A piece is handed to the thread
-when it has `FLUSH_BYTES`, or with the first step that is `FLUSH_NS` after the last piece. The event
-loop waits for the thread only if more than `PIECES_MAX` pieces are not written. If a recording
-cannot be written, gets too long, or would contain a value that it cannot represent, it ends there
-with the reason in `problem`. The node continues.
+Records are collected in memory and written to the file in pieces, by a thread. A piece is handed to
+the thread when it has `FLUSH_BYTES`, or with the first step that is `FLUSH_NS` after the previous
+piece. The event loop waits for the thread only if `PIECES_MAX` pieces are not written yet. If a
+recording cannot be written, gets too long, or would contain a value that it cannot represent, it
+ends there with the reason in `problem`. The node continues without a recording.
 """
 
 import logging
@@ -32,6 +33,7 @@ __all__ = ["Recorder", "recording_path"]
 
 log = logging.getLogger("surecast.runtime")
 
+# For these three see the module.
 FLUSH_BYTES = 256 << 10
 FLUSH_NS = 1 * SECOND
 PIECES_MAX = 64
@@ -63,18 +65,18 @@ class Recorder:
         bytes_max: int = BYTES_MAX,
     ) -> None:
         self.path = path
-        self.problem = ""
+        self.problem = ""  # why the recording has ended early; "": it has not
         self.nbytes = 0  # bytes handed to the thread so far
         self._bytes_max = bytes_max
         self._disk = disk
         self._writer = Writer(codec)
-        self._flushed_ns = 0
+        self._flushed_ns = 0  # the time of the last step that handed over a piece
         try:
             self._file = open(path, "xb", buffering=0, opener=opener)  # noqa: SIM115
         except FileExistsError:
-            raise UsageError(f"{path} exists: each life of a node has its own recording") from None
+            raise UsageError(f"{path} exists: each run of a node has its own recording") from None
         self._thread = ThreadPoolExecutor(1, "recorder")
-        self._pieces: deque[Future[None]] = deque()
+        self._pieces: deque[Future[None]] = deque()  # the latest pieces; done when written
         self._writer.opening(node, build, args, seed, incarnation)
         self._begin()
         self.flush()
@@ -86,7 +88,7 @@ class Recorder:
             return
         writer = self._writer
         if self._disk.odd:
-            self._look()
+            self._record_differences()
         try:
             writer.step(now_ns, inp, effects)
         except UsageError as error:
@@ -104,8 +106,8 @@ class Recorder:
             self._pieces.popleft().result()
 
     def close(self, *, orderly: bool = True) -> None:
-        """Close the file. If `orderly`, first record that the node was stopped in order. May be
-        called twice."""
+        """Close the file. If `orderly`, first record that the node was stopped and did not crash.
+        May be called twice."""
         if self._file.closed:
             return
         self._disk.watcher = None
@@ -116,17 +118,17 @@ class Recorder:
         self._file.close()
 
     def _begin(self) -> None:
-        """Record all states and logs of the disk."""
+        """Record all states and logs that the disk has at the start."""
         disk = self._disk
         disk.take_notes()
-        disk.watcher = self._look
+        disk.watcher = self._record_differences
         for name in disk.states():
             self._writer.saved(name, disk.state(name))
         for log in disk.logs():
             self._writer.ends(log, 1, disk.scope_of(log))
             self._copy(log, 1)
 
-    def _look(self) -> None:
+    def _record_differences(self) -> None:
         """Record the content of the disk where it differs from the effects (see the module)."""
         logs, states = self._disk.take_notes()
         if self.problem:
@@ -140,6 +142,8 @@ class Recorder:
 
     def _copy(self, log: LogId, lo: int) -> None:
         """Record a log from `lo` on. It is read in pieces, because it may not fit into memory."""
+        # First the batches before each hole [at, hi) and the hole, then the batches after the last
+        # hole, for which `at` is the end of the log and `hi` is 0.
         for at, hi in [*self._disk.holes(log), (self._disk.end(log), 0)]:
             for batch in read_through(self._disk, log, lo, at, READ_BYTES):
                 self._writer.kept(log, batch)
@@ -150,6 +154,7 @@ class Recorder:
             lo = max(lo, hi)
 
     def _hand_over(self) -> None:
+        """Give the collected records to the thread."""
         data = self._writer.take()
         if not data or self.problem:
             return

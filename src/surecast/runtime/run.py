@@ -1,5 +1,5 @@
-"""Runs the event loop of a process that runs nodes: with uvloop if it is installed, and with fewer
-runs of the garbage collector."""
+"""Runs the event loop of a process with nodes. It uses uvloop if that is installed, and makes
+Python's garbage collector run less often."""
 
 import asyncio
 import gc
@@ -9,14 +9,15 @@ from typing import Any
 __all__ = ["run"]
 
 # A node holds many objects, such as batches and positions, but none of them are in reference
-# cycles. With Python's default thresholds the collector takes a third of a busy server's time.
+# cycles, so the collector would find nothing. With Python's default thresholds it takes a third of
+# a busy server's time.
 GC_THRESHOLDS = (50_000, 20, 200)
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """`asyncio.run`, with uvloop if it is installed."""
     gc.set_threshold(*GC_THRESHOLDS)
-    gc.freeze()  # imported modules are never collected
+    gc.freeze()  # the collector ignores the objects that exist now, such as imported modules
     with asyncio.Runner(loop_factory=_fastest()) as runner:
         runner.run(main)
 

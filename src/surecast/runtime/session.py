@@ -1,7 +1,7 @@
 """Session: this node's end of the session with one peer. Also the limits of a node's sessions.
 
-A session is a FIFO channel between two nodes (`core.types`). It has a queue, and a TCP connection
-once it is up.
+A session is a FIFO channel between two nodes (`core.types`). A Session has the queue of messages to
+the peer, and a TCP connection while it is up.
 """
 
 import asyncio
@@ -40,10 +40,11 @@ __all__ = [
     "Session",
 ]
 
-OPENING: Final = "opening"
+# The values of `Session.state`. `Session.phase` distinguishes more states.
+OPENING: Final = "opening"  # one of the two nodes connects, or will connect after a pause
 UP: Final = "up"
 BREAKING: Final = "breaking"  # its queue is too long; the session ends in a later pass
-DOWN: Final = "down"
+DOWN: Final = "down"  # it has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +123,24 @@ class Session:
         self.parked: Connection | None = None
         self.dial: asyncio.Task[None] | None = None  # our attempt to connect
         self.timer: asyncio.TimerHandle | None = None  # the start of our attempt, then its time-out
-        self.attempt = 0  # the number of our attempt
-        self.out: list[Buffer] = []  # to be written at the next flush, or when the session is up
+        self.attempt = 0  # the number of our attempt (`Hello.attempt`)
+        # The queued messages, encoded. They are written at the next flush, or once the session is
+        # up.
+        self.out: list[Buffer] = []
         self.queued = 0  # bytes in `out`
         self.after: list[Buffer] = []  # messages sent after Close, which the next session sends
-        self.after_bytes = 0
+        self.after_bytes = 0  # bytes in `after`
         self.speaks: Container[str] | None = None  # the peer's protocols; None: not known yet
-        # The messages in `out` while `speaks` is not known: protocol, number of buffers, bytes.
+        # The messages that were queued in `out` while `speaks` was not known, in order: protocol,
+        # number of buffers, bytes.
         self.early: list[tuple[str, int, int]] = []
-        self.dirty = False  # whether it is listed for the next flush
-        self.used = False  # whether the machine has sent a message, or got PeerUp
-        self.closing = False  # whether Bye was sent or queued
+        self.dirty = False  # whether it is in `Sessions.dirty`, for the next flush
+        # Whether the node's state machine has sent a message, or got PeerUp. If so, it gets
+        # PeerDown when the session ends.
+        self.used = False
+        self.closing = False  # whether Bye was written or queued
         self.congested = False  # whether the machine has got Congested, and no Writable since
-        self.seen = SessionState.PAUSED  # in tests: the state at the last check
+        self.seen = SessionState.PAUSED  # in tests: the `phase` at the last check
 
     @property
     def phase(self) -> SessionState:
@@ -176,8 +182,9 @@ class Session:
             assert not self.after or self.closing, "sent after Close, but there was no Close"
 
     def drop_unspoken(self, speaks: tuple[str, ...]) -> int:
-        """Called when the peer has listed its protocols. Drops queued messages of other protocols,
+        """Called with the protocols in the peer's Hello. Drops queued messages of other protocols,
         and returns how many were dropped."""
+        # "" is the protocol of messages that belong to none, or whose protocol was not noted.
         allowed: Container[str] = frozenset((*speaks, "")) if speaks else EVERYTHING
         self.speaks = allowed
         early, self.early = self.early, []

@@ -1,13 +1,14 @@
 """The sessions of a node over TCP, as `core.types` specifies them: queues, time-outs, closing.
 
 A node has at most one `Session` per peer. A session is OPENING while one of the two nodes connects
-to the other, and UP once both have sent Hello. The node that accepts the connection waits for the
-peer's next frame before its end is UP, because that frame shows that the peer can receive from it.
+to the other, and UP once both have sent Hello. At the node that accepted the connection, it is UP
+only after the peer's next frame, because that frame shows that the peer has received the Hello.
 
 opening.py establishes sessions, also when both nodes connect at once.
 
 **Time-out.** Each node sends a Beat when it has nothing else to send. A node that receives nothing
-for `session_timeout_ns` ends the session. Time in which the process did not run is not counted.
+for `session_timeout_ns` ends the session. If this process did not run for a while, for example
+because it was stopped, that time is not counted.
 """
 
 import asyncio
@@ -74,9 +75,9 @@ class Sessions:
         self.settle: Callable[[], None] = node.settle
         self.fail: Callable[[Exception], None] = node.fail
         self.by_peer: dict[Peer, Session] = {}
-        self.dirty: list[Session] = []
-        self.connections: dict[Connection, None] = {}
-        self.stopping = False
+        self.dirty: list[Session] = []  # sessions with messages for the next flush
+        self.connections: dict[Connection, None] = {}  # all open ones, also without a session
+        self.stopping = False  # whether the node is stopping: no session is opened any more
         self.opening = Opening(self, rng)
         self._tick_ns = self.limits.session_timeout_ns // _TICKS
         self._ticked_ns = time.monotonic_ns()
@@ -84,7 +85,7 @@ class Sessions:
         self.queued_bytes = 0  # bytes queued for all peers at the last tick
         # The peer and the reason of sessions that were up and have ended; the newest are last.
         self.ended: deque[tuple[Peer, str]] = deque(maxlen=ENDED_KEPT)
-        # In tests: checks the states of sessions.
+        # In tests: checks every transition between states of a session.
         self.moves = Moves(SESSION, node.met) if node.validate else None
 
     def moved(self, session: Session, why: str) -> None:
@@ -109,7 +110,7 @@ class Sessions:
             if session.state is UP:
                 self._write(session)
             elif session.state is BREAKING:
-                session.out, session.after = [], []
+                session.out, session.after = [], []  # these messages are lost with the session
             if session.state is OPENING or (session.after and session.state is UP):
                 self._check_waiting(session)
 
@@ -121,6 +122,7 @@ class Sessions:
             self._check_waiting(session)
 
     def _write(self, session: Session) -> None:
+        """Write the queued messages of a session that is UP."""
         connection, nbytes = session.connection, session.queued
         assert connection is not None
         out, session.out, session.queued = session.out, [], 0
@@ -132,27 +134,29 @@ class Sessions:
             self._overflow(session)
 
     def _check_waiting(self, session: Session) -> None:
+        """Check the queue of a session that cannot write its messages yet."""
         backlog = self._backlog(session)
         if backlog > self.limits.queue_bytes_max:
             self._overflow(session)
         elif backlog > self.limits.high_water_bytes and not session.congested:
             session.congested = True
-            self.node.press(Congested(session.peer))
+            self.node.post_congested(Congested(session.peer))
 
     def _backlog(self, session: Session) -> int:
-        """The bytes for a peer that the operating system has not taken yet."""
+        """The bytes for a peer that were not passed to the operating system yet."""
         connection = session.connection if session.state is UP else None
         written = connection.transport.get_write_buffer_size() if connection is not None else 0
         return session.queued + session.after_bytes + written
 
     def _overflow(self, session: Session) -> None:
+        """End a session whose queue is too long, in a later pass."""
         self.counters["queue_overflows"] += 1
         log.warning("%s: %s does not read what is sent to it", self.node.name, session.peer)
         session.state = BREAKING
         self.opening.call_off(session)
         self.moved(session, OVERFLOW)
-        # The session ends in a later turn. A machine that answers PeerDown by sending as much again
-        # would otherwise never leave this pass.
+        # The session ends in a later turn of the event loop. Otherwise this pass would never end if
+        # the state machine answers PeerDown by sending as much to the peer as before.
         self.loop.call_soon(self._break, session)
 
     def _break(self, session: Session) -> None:
@@ -174,12 +178,14 @@ class Sessions:
             self.dirty.append(session)
 
     def congested(self, connection: Connection) -> None:
+        """Called when the write buffer of a connection is above `high_water_bytes`."""
         session = connection.session
         if session is not None and session.state is UP and not session.congested:
             session.congested = True
-            self.node.press(Congested(session.peer))
+            self.node.post_congested(Congested(session.peer))
 
     def drained(self, connection: Connection) -> None:
+        """Called when the write buffer of a connection is half empty again."""
         session = connection.session
         if session is not None and session.state is UP and session.congested:
             session.congested = False
@@ -190,7 +196,7 @@ class Sessions:
         session = connection.session
         assert session is not None
         assert session.state is OPENING
-        session.connection = None
+        session.connection = None  # so that `call_off` does not abort it
         self.opening.call_off(session)
         session.connection = connection
         session.state = UP
@@ -262,6 +268,7 @@ class Sessions:
         self._disown(connection)
 
     def _disown(self, connection: Connection) -> None:
+        """End the session of a connection on which one of the nodes has refused the other."""
         session = self._part(connection)
         if session is None:
             return
@@ -271,6 +278,7 @@ class Sessions:
             self.opening.failed(session, "refused")
 
     def _who(self, connection: Connection) -> str:
+        """The name of the peer, or its address if the name is not known."""
         if connection.session is not None:
             return connection.session.peer
         if connection.hello is not None:
@@ -294,7 +302,8 @@ class Sessions:
 
     def down(self, session: Session, why: str = "", quiet: bool = False) -> None:
         """End a session and give the machine a PeerDown. If messages were sent after Close, open
-        the next session for them. With `quiet`, the next attempt to connect waits for a pause."""
+        the next session for them. With `quiet`, the next attempt to connect waits for a pause.
+        `why` is one of the reasons in `core.sessions`, or "" for an attempt that failed."""
         if session.state is DOWN:
             return
         if session.state is not OPENING:
@@ -311,11 +320,12 @@ class Sessions:
         if session.after and not self.stopping:
             after = self.opening.open(peer)
             after.out, after.queued = session.after, session.after_bytes
+            # Not dropped by `drop_unspoken`, because their protocols were not noted.
             after.early = [("", len(session.after), session.after_bytes)]
             after.dirty = True
             self.dirty.append(after)
         session.out, session.after = [], []
-        if session.used or session.dirty:  # dirty: the machine has sent a message in this pass
+        if session.used or session.dirty:  # dirty: the machine has sent messages in this pass
             self.node.post_down(peer)
         if parked is not None and parked.state is PARKED and not self.stopping:
             self.opening.adopt(self.by_peer.get(peer) or Session(peer), parked)
@@ -324,7 +334,7 @@ class Sessions:
         """End sessions whose peers are silent; send Beats in sessions that have sent nothing."""
         now_ns = time.monotonic_ns()
         self._ticker = self.loop.call_later(self._tick_ns / SECOND, self._tick)
-        # Above 0 if this process did not run for a while, for example because it was stopped.
+        # Above 0 if this process did not run for a while: this tick is late by more than one tick.
         away_ns = now_ns - self._ticked_ns - 2 * self._tick_ns
         self._ticked_ns = now_ns
         for session in list(self.by_peer.values()):
@@ -345,9 +355,10 @@ class Sessions:
         self.settle()
 
     def _bound_all(self) -> None:
-        """Bound the memory of all queues together: end the sessions with the longest queues.
+        """Bound the memory of all queues together (`queues_bytes_max`): end the sessions with the
+        longest queues.
 
-        No event is lost by that, because a subscriber reconnects and continues at its position.
+        No event is lost by that: a subscriber reconnects and continues at its position.
         """
         backlogs = {session: self._backlog(session) for session in self.by_peer.values()}
         total = self.queued_bytes = sum(backlogs.values())
@@ -373,6 +384,7 @@ class Sessions:
                 session.state = DOWN
                 self.moved(session, STOPPED)
         self.flush()
+        # Connections that are sending the reason of a refusal may finish that.
         for connection in list(self.connections):
             refusing = connection.state is ENDED and connection.transport.get_write_buffer_size()
             if connection.session is None and not refusing:
@@ -382,6 +394,7 @@ class Sessions:
             await asyncio.sleep(0.002)
 
     def abort(self) -> None:
+        """End all sessions at once; their queues are lost."""
         self.stopping = True
         self._ticker.cancel()
         for session in list(self.by_peer.values()):

@@ -1,8 +1,9 @@
 """One TCP connection: turns received bytes into frames and inputs, and writes buffers.
 
-After each receive, the node's machine is stepped with the message of every whole frame that has
-arrived. Then the results are written once. A message of an unknown type is dropped and counted. Any
-other error in the bytes ends this connection only.
+After each receive, the node's state machine is stepped with the message of every whole frame that
+has arrived. Then the messages that the machine has sent are written, with one write per peer. A
+message of an unknown type is dropped and counted. Any other error in the received bytes ends this
+connection only.
 
 The received bytes are not copied: a batch is a view into the memory that it was received in
 (chunks.py).
@@ -49,18 +50,19 @@ __all__ = [
 log = logging.getLogger("surecast.runtime")
 
 GREETING: Final = "greeting"  # waiting for the peer's Hello
-PARKED: Final = "parked"  # the peer's Hello was received, but our own attempt takes precedence
+PARKED: Final = "parked"  # the peer's Hello was received; the connection may be used later
 ANSWERED: Final = "answered"  # our Hello was sent, too; the peer's next frame makes the session up
 READY: Final = "ready"  # the session is up
 ENDED: Final = "ended"  # further bytes are read and discarded
 
+# The header's field with the size of the rest of the frame (`core.wire`), and its offset.
 _BODY_LEN: Final = struct.Struct("<I")
 _BODY_LEN_AT: Final = 8
-_BURST_NS: Final = MS // 2  # after a receive that took longer, other work comes first
+_BURST_NS: Final = MS // 2  # if handling a receive took longer, other work is done before the next
 _JOIN_BYTES_MAX: Final = 8 << 10  # buffers smaller than this on average are joined before a write
 
-# Unknown messages are counted by tag, but only this number of tags, because a peer can make up any
-# number of them. All others are counted as OTHER.
+# Unknown messages are counted by tag. Because a peer can make up any number of tags, only this
+# number of them is counted separately; all others are counted as OTHER.
 TAGS_MAX: Final = 64
 OTHER: Final = "other"
 LOG_EVERY_NS: Final = 60 * SECOND  # the interval between log lines about unknown messages
@@ -102,7 +104,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, sessions: "Sessions", session: "Session | None") -> None:
         self.sessions = sessions
         self.session = session
-        self.dialled = session is not None
+        self.dialled = session is not None  # whether this node has opened the connection
         self.state = GREETING
         self.hello: Hello | None = None  # the peer's
         self.heard = False  # whether bytes were received since the last `Sessions._tick`
@@ -111,7 +113,7 @@ class Connection(asyncio.BufferedProtocol):
         self.paused = False  # whether the transport's write buffer is above its high-water mark
         self._chunk = Chunk()
         self._frame_bytes = 0  # the size of the frame that is being received, once it is known
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None  # aborts a connection that is too slow
 
     # ------------------------------------------------------------ the transport's calls
 
@@ -133,7 +135,7 @@ class Connection(asyncio.BufferedProtocol):
         chunk = self._chunk
         chunk.fill += nbytes
         sessions.counters["tcp_bytes_in"] += nbytes
-        more = chunk.fill == len(chunk.view)
+        more = chunk.fill == len(chunk.view)  # the chunk is full, so more bytes may be waiting
         began_ns = monotonic_ns()
         try:
             if self.state is not READY:
@@ -145,8 +147,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         sessions.settle()
         if more and monotonic_ns() - began_ns > _BURST_NS and not self.transport.is_closing():
-            # There is more to read, and uvloop would read up to 32 times before it does other work.
-            # A peer that sends very much must not delay timers, the disk and other peers.
+            # uvloop would read up to 32 times before it does other work. A peer that sends very
+            # much must not delay timers, the disk and other peers.
             self.transport.pause_reading()
             sessions.loop.call_soon(self._resume)
 
@@ -176,9 +178,9 @@ class Connection(asyncio.BufferedProtocol):
         """Handle bytes that arrive while the session is not up."""
         chunk = self._chunk
         if self.state is ENDED:
-            chunk.at = chunk.fill
+            chunk.at = chunk.fill  # discards the bytes
         elif self.state is ANSWERED:
-            self.sessions.up(self)
+            self.sessions.up(self)  # then `_read` reads the frame
         elif self.state is PARKED:
             self.refuse("frames before the Hello was answered")
         else:
@@ -252,13 +254,13 @@ class Connection(asyncio.BufferedProtocol):
         sessions.counters["tcp_frames_in"] += frames
         if self.state is READY:
             chunk.at = at
-            self._judge(view[at:fill])
+            self._read_header(view[at:fill])
         else:
-            chunk.at = fill
+            chunk.at = fill  # the connection has ended: discard the rest
 
-    def _judge(self, rest: memoryview) -> None:
-        """Read the header of an unfinished frame: refuse the frame if it is invalid, or note its
-        size."""
+    def _read_header(self, rest: memoryview) -> None:
+        """Note the size of the unfinished frame that begins with `rest`, from its header. Refuse
+        the frame if its header is invalid. An incomplete header is read later."""
         self._frame_bytes = 0
         if rest:
             try:
@@ -267,6 +269,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._bad_frame(rest, problem)
 
     def _bad_frame(self, frame: memoryview, problem: PeerError) -> None:
+        """Handle a frame that is not a message of the node's codec: either the peer's Refused, or
+        invalid, in which case the peer is refused."""
         try:
             refused, _ = CODEC.decode(frame)
         except PeerError:
@@ -287,6 +291,7 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.writelines(buffers)
 
     def say(self, data: bytes) -> None:
+        """Write a frame of the handshake, a Beat or a Bye (`runtime.hello`)."""
         self.wrote = True
         self.transport.write(data)
 
@@ -297,12 +302,14 @@ class Connection(asyncio.BufferedProtocol):
         self._deadline = loop.call_later(timeout_ns / SECOND, self._too_slow)
 
     def ready(self) -> None:
+        """Called when the session is up."""
         self._stop_waiting()
         self.state = READY
 
     def refuse(self, why: str, answer: bytes = b"") -> None:
-        """Send the reason, then close. Incoming bytes are read until the connection is closed:
-        closing a socket with unread bytes sends a reset, and the peer could lose the reason."""
+        """Send the reason (as Refused, or as `answer` if that is given), then close. Incoming bytes
+        are read until the connection is closed: closing a socket with unread bytes sends a reset,
+        and the peer could lose the reason."""
         self.sessions.refusing(self, why)
         self.say(answer or encode(Refused(why[:1000])))
         self.finish()
@@ -322,11 +329,11 @@ class Connection(asyncio.BufferedProtocol):
         more."""
         self.state = ENDED
         self.transport.close()
-        self._linger(1 << 62)
+        self._linger(1 << 62)  # more than can be left, so the first call does not abort
 
     def _linger(self, before: int) -> None:
-        """Abort if the peer has read nothing since the last call of this method, when `before`
-        bytes were not written."""
+        """Called in intervals after `close`. Abort if the peer has read nothing since the last
+        call; `before` is the number of bytes that were not written then."""
         self._stop_waiting()
         left = self.transport.get_write_buffer_size()
         if left >= before:
@@ -347,6 +354,7 @@ class Connection(asyncio.BufferedProtocol):
             self._deadline = None
 
     def _too_slow(self) -> None:
+        """Called when the time of `expect` is over."""
         if self.state is not ENDED:
             self.sessions.counters["handshake_timeouts"] += 1
         self.abort()
@@ -369,10 +377,11 @@ class UnknownMessages:
         self.node = node
         self.counters = counters
         self.by_tag: Counter[str] = Counter()
-        self._logged_ns = -LOG_EVERY_NS
-        self._unlogged = 0
+        self._logged_ns = -LOG_EVERY_NS  # the time of the last log line
+        self._unlogged = 0  # messages since then
 
     def drop(self, peer: Peer, unknown: UnknownMessage) -> None:
+        """Count a message, and log it if no line was logged in the last LOG_EVERY_NS."""
         full = len(self.by_tag) >= TAGS_MAX
         self.by_tag[OTHER if full and unknown.tag not in self.by_tag else unknown.tag] += 1
         self.counters["unknown_messages"] += 1

@@ -1,8 +1,8 @@
-"""The timers of a machine, and the detection of changes of the wall clock.
+"""The timers of a node's state machine, and the detection of changes of the wall clock.
 
-Each timer has one scheduled call of the event loop. Many timers are time-outs that are postponed
-with each message. Postponing changes only a number: the call stays scheduled, and if it comes too
-early, it is scheduled again.
+Each timer has one scheduled call in the event loop. Many timers are time-outs that are postponed
+with each message. Postponing changes only a number: the scheduled call stays as it is. If the call
+then comes before the timer is due, it is scheduled for the new time.
 """
 
 import time
@@ -15,16 +15,19 @@ __all__ = ["ClockWatch", "Timers"]
 
 
 class _Timer:
+    """A timer that is set, and its scheduled call."""
+
     __slots__ = ("at_ns", "call_ns", "handle")
 
     def __init__(self, at_ns: int, handle: Handle) -> None:
         self.at_ns = at_ns  # when the timer is due
         self.call_ns = at_ns  # when the event loop will call `_due`
-        self.handle = handle
+        self.handle = handle  # of that call
 
 
 class Timers:
-    """The timers of one machine by key. `fire` is called with the input when a timer is due."""
+    """The timers of one state machine, by key. When a timer is due, `fire` is called with the
+    input for the machine."""
 
     def __init__(self, loop: AbstractEventLoop, fire: Callable[[TimerFired], None]) -> None:
         self._loop = loop
@@ -32,10 +35,11 @@ class Timers:
         self._timers: dict[TimerKey, _Timer] = {}
 
     def set(self, key: TimerKey, at_ns: int) -> None:
+        """Set a timer; a timer with the same key is replaced. `at_ns` is a monotonic time."""
         timer = self._timers.get(key)
         if timer is not None:
             if at_ns >= timer.call_ns:
-                timer.at_ns = at_ns
+                timer.at_ns = at_ns  # `_due` will schedule the call again
                 return
             timer.handle.cancel()
         self._timers[key] = _Timer(at_ns, self._call(key, at_ns))
@@ -58,7 +62,8 @@ class Timers:
 
     def _due(self, key: TimerKey) -> None:
         timer = self._timers[key]
-        # The timer was postponed, or uvloop, which counts in milliseconds, has called too early.
+        # Either the timer was postponed, or uvloop has called too early, because it counts in
+        # milliseconds.
         if time.monotonic_ns() < timer.at_ns:
             timer.call_ns = timer.at_ns
             timer.handle = self._call(key, timer.at_ns)
@@ -68,7 +73,7 @@ class Timers:
 
 
 class ClockWatch:
-    """Detects changes of the wall clock against the monotonic clock, sudden or gradual ones."""
+    """Detects when the wall clock has moved against the monotonic clock, at once or gradually."""
 
     def __init__(self, jump_ns: int, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._jump_ns = jump_ns
@@ -77,6 +82,7 @@ class ClockWatch:
         self._offset_ns = 0
 
     def start(self) -> int:
+        """The time of the wall clock, for the machine's Start."""
         wall_ns = self._wall_ns()
         self._offset_ns = wall_ns - time.monotonic_ns()
         return wall_ns

@@ -1,13 +1,14 @@
-"""The datagrams of a node: messages that a machine sends with `Send(reliable=False)`.
+"""The datagrams of a node: messages that its state machine sends with `Send(reliable=False)`.
 
-A datagram has a preamble with its sender's name, and one frame. The datagrams of a pass to one peer
-are sent with as few system calls as possible. Consecutive datagrams of the same size (the last may
-be shorter) are passed to the kernel in one `sendmsg`, which splits them (generic segmentation
-offload, GSO). The receiving kernel may join them again (GRO); then one `recvmsg` returns all of
-them, and the size of the pieces. If the kernel does not support this, each datagram is sent
-separately.
+A datagram consists of a preamble, which has the sender's name, and one frame. The node collects the
+datagrams of a *pass* (the inputs that it processes together, see `runtime.node`) and sends those to
+one peer with as few system calls as possible. Consecutive datagrams of the same size (the last may
+be shorter) are passed to the kernel in one `sendmsg`, and the kernel splits the data into datagrams
+(generic segmentation offload, GSO). The kernel of the receiver may join the data again (GRO); then
+one `recvmsg` returns all of it, and the size of each datagram. If the sending kernel does not
+support GSO, each datagram is sent separately.
 
-A datagram that cannot be sent is lost and counted. The machine is not told.
+A datagram that cannot be sent is lost and counted. The state machine is not informed.
 """
 
 import asyncio
@@ -35,35 +36,41 @@ UDP_GRO: Final = 104
 
 _SEGMENTS_MAX: Final = 64  # datagrams in one sendmsg
 _DATAGRAM_MAX: Final = 65_507  # the largest datagram that UDP allows
-_SAFE_BYTES: Final = 1200  # if pieces of this size are refused, the kernel does not support GSO
+# Datagrams of this size fit into a packet of usual networks. If the kernel refuses to split data
+# into datagrams of this size, it does not support GSO.
+_SAFE_BYTES: Final = 1200
 _RECEIVES_MAX: Final = 32  # receives in a pass, so that many datagrams do not delay other work
 _PEERS_MAX: Final = 4096  # entries in each table about peers; a full table is emptied
-_PREAMBLE: Final = struct.Struct("<4sBBHI")  # magic, version, length of the name, zero, checksum
-_NAME_LEN_AT: Final = 5
+# Magic, version, length of the name, zero, checksum. The name follows, then zero bytes up to a
+# multiple of 8.
+_PREAMBLE: Final = struct.Struct("<4sBBHI")
+_NAME_LEN_AT: Final = 5  # the offset of the length of the name
 _MAGIC: Final = b"SCD\xf1"
 _VERSION: Final = 1
-_SEGMENT_SIZE: Final = struct.Struct("<H")
-_GRO_SIZE: Final = struct.Struct("<i")
-_WOULD_BLOCK: Final = (errno.EAGAIN, errno.ENOBUFS)
+_SEGMENT_SIZE: Final = struct.Struct("<H")  # the value of UDP_SEGMENT
+_GRO_SIZE: Final = struct.Struct("<i")  # the value of UDP_GRO
+_WOULD_BLOCK: Final = (errno.EAGAIN, errno.ENOBUFS)  # the kernel's send buffer is full
 
 
 class Datagrams:
-    """The one UDP socket of a node."""
+    """The UDP socket of a node. With `offload` False it uses neither GSO nor GRO."""
 
     def __init__(self, node: "Node", sock: socket.socket, offload: bool = True) -> None:
         self.node = node
         self.sock = sock
         self.out: dict[Peer, list[bytes]] = {}  # the datagrams of this pass
-        # The largest piece for which segmentation is requested; 0: not supported, or refused.
+        # The largest datagrams that are sent by GSO; 0: GSO is not used.
         self.segment_bytes_max = _DATAGRAM_MAX if offload else 0
+        # The node's token. It is taken from a Hello, of which the other fields do not matter here.
         self._credential = node.hello("", b"", 0).credential.encode()
         self._preamble = _preamble(node.name, self._credential)
         self._known: dict[bytes, Peer] = {}  # the senders of preambles that were checked before
         self._chunk = Chunk()
-        self._addresses: dict[tuple[str, int], Any] = {}  # address book entry → socket address
+        # The socket address for each address of the address book, whose host may be a name.
+        self._addresses: dict[tuple[str, int], Any] = {}
         # The last source address of each peer that is not in the address book.
-        self._return: dict[Peer, Any] = {}
-        self._resolving: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._sources: dict[Peer, Any] = {}
+        self._resolving: dict[tuple[str, int], asyncio.Task[None]] = {}  # lookups of host names
         if offload:
             try:
                 sock.setsockopt(SOL_UDP, UDP_GRO, 1)
@@ -81,6 +88,7 @@ class Datagrams:
     # ------------------------------------------------------------ sending
 
     def send(self, peer: Peer, buffers: list[Buffer], nbytes: int) -> None:
+        """Queue a datagram with this frame, of `nbytes`, for the next flush."""
         size = len(self._preamble) + nbytes
         if size > self.node.limits.datagram_bytes_max:
             self.node.counters["udp_too_large"] += 1
@@ -93,6 +101,7 @@ class Datagrams:
             waiting.append(datagram)
 
     def flush(self) -> None:
+        """Send all queued datagrams."""
         out = self.out
         if not out:
             return
@@ -121,7 +130,8 @@ class Datagrams:
                 if problem.errno in _WOULD_BLOCK:
                     counters["udp_send_full"] += len(group)
                     return
-                # A piece must fit into one packet on the way to the peer. Smaller pieces may fit.
+                # The kernel refuses GSO if a datagram does not fit into one packet of the network.
+                # Smaller datagrams may fit.
                 self.segment_bytes_max = size - 1 if size > _SAFE_BYTES else 0
                 counters["udp_offload_refused"] += 1
         for datagram in group:
@@ -137,7 +147,7 @@ class Datagrams:
         yet."""
         address = self.node.find(peer)
         if address is None:
-            return self._return.get(peer)
+            return self._sources.get(peer)
         resolved = self._addresses.get(address)
         if resolved is None and address not in self._resolving:
             if len(self._addresses) >= _PEERS_MAX:
@@ -171,6 +181,7 @@ class Datagrams:
     # ------------------------------------------------------------ receiving
 
     def _readable(self) -> None:
+        """Called when datagrams have arrived: a pass with at most _RECEIVES_MAX receives."""
         node = self.node
         ancillary = socket.CMSG_SPACE(_GRO_SIZE.size)
         try:
@@ -180,14 +191,15 @@ class Datagrams:
                     nbytes, extra, _, source = self.sock.recvmsg_into([room], ancillary)
                 except OSError:  # nothing more, or an error of an earlier send
                     break
-                size = nbytes
+                size = nbytes  # of each datagram in `room`; the last may be shorter
                 for level, kind, data in extra:
                     if level == SOL_UDP and kind == UDP_GRO:
                         size = _GRO_SIZE.unpack(data[: _GRO_SIZE.size])[0] or nbytes
+                # All bytes are taken out of the chunk at once: a datagram has only whole frames.
                 self._chunk.at = self._chunk.fill = self._chunk.fill + nbytes
                 for at in range(0, nbytes, size or 1):
                     self.receive(room[at : min(at + size, nbytes)], source)
-                del room
+                del room  # a reference to the chunk, which `Chunk.room` would count
         except Exception as problem:
             node.fail(problem)
             return
@@ -200,17 +212,17 @@ class Datagrams:
             peer, start = self._read_preamble(datagram)
             message, size = node.codec.decode(datagram[start:])
             if start + size != len(datagram):
-                raise PeerError("bytes behind the frame")
+                raise PeerError("bytes after the frame")
         except UnknownMessage as unknown:
             node.unknown.drop(peer, unknown)
             return
         except PeerError:
             node.counters["udp_refused"] += 1
             return
-        if node.find(peer) is None and self._return.get(peer) != source:
-            if len(self._return) >= _PEERS_MAX:
-                self._return.clear()
-            self._return[peer] = source
+        if node.find(peer) is None and self._sources.get(peer) != source:
+            if len(self._sources) >= _PEERS_MAX:
+                self._sources.clear()
+            self._sources[peer] = source
         node.counters["udp_in"] += 1
         node.step(Received(peer, message))
         if node.pending:
@@ -222,7 +234,7 @@ class Datagrams:
         if len(datagram) < _PREAMBLE.size:
             raise PeerError("a datagram shorter than its preamble")
         name_end = _PREAMBLE.size + datagram[_NAME_LEN_AT]
-        end = name_end + -name_end % 8
+        end = name_end + -name_end % 8  # rounded up to a multiple of 8
         preamble = bytes(datagram[:end])
         peer = self._known.get(preamble)
         if peer is None:
@@ -239,8 +251,8 @@ class Datagrams:
 
 
 def _preamble(name: Peer, credential: bytes) -> bytes:
-    """The preamble of datagrams of this sender. Its checksum covers the token, too, so datagrams of
-    another cluster are recognised."""
+    """The preamble of datagrams of the sender with this name. Its checksum also covers the token,
+    so datagrams of a cluster with another token are refused."""
     text = name.encode()
     check = crc32(text, crc32(credential))
     head = _PREAMBLE.pack(_MAGIC, _VERSION, len(text), 0, check) + text
@@ -251,7 +263,7 @@ def _groups(datagrams: list[bytes], segment_bytes_max: int) -> list[list[bytes]]
     """Split `datagrams` into groups, each for one system call. All datagrams of a group have the
     same size, except that the last one may be shorter."""
     groups: list[list[bytes]] = []
-    size = total = 0
+    size = total = 0  # of the last group: the size of its datagrams, and their sum
     for datagram in datagrams:
         nbytes = len(datagram)
         fits = groups and len(groups[-1]) < _SEGMENTS_MAX and total + nbytes <= _DATAGRAM_MAX
@@ -259,7 +271,7 @@ def _groups(datagrams: list[bytes], segment_bytes_max: int) -> list[list[bytes]]
             groups[-1].append(datagram)
             total += nbytes
             if nbytes < size:
-                size = 0  # a shorter datagram ends the group
+                size = 0  # a shorter datagram ends the group: no other fits after it
         else:
             groups.append([datagram])
             size = total = nbytes

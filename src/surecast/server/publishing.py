@@ -17,8 +17,8 @@ from surecast.columns.batch import CONFIG, Batch
 from surecast.columns.rules import End, encode_policy
 from surecast.core.policies import parse_policy
 from surecast.core.streams import StreamInfo, StreamSpec
-from surecast.endpoint.chunks import Chunk, chunks_of
 from surecast.endpoint.endpoint import Endpoint, send_all
+from surecast.endpoint.prepared import PreparedBatch, prepared_batches
 from surecast.endpoint.publishers import Outbox
 from surecast.errors import (
     NotSupported,
@@ -75,15 +75,15 @@ class Publishing:
                 raise UsageError("no events in the request")
             outbox = await self._outbox(name, spec)
             values, keys = [value for _, value in pairs], [key for key, _ in pairs]
-            chunks = chunks_of(outbox.stream, values, keys, None, outbox.options)
-            return await send_all(outbox, chunks)
+            batches = prepared_batches(outbox.stream, values, keys, None, outbox.options)
+            return await send_all(outbox, batches)
 
     async def delete(self, info: StreamInfo) -> int:
         """Delete the stream with this id; returns its last position."""
         async with self._answering():
             outbox = (await self.connected()).outbox(info)
             batch = Batch.of(outbox.stream, [encode_policy(End())], kind=CONFIG)
-            ((seq, _),) = await send_all(outbox, [Chunk(batch, batch.nbytes)])
+            ((seq, _),) = await send_all(outbox, [PreparedBatch(batch, batch.nbytes)])
             return seq
 
     async def _outbox(self, name: str, spec: StreamSpec) -> Outbox:

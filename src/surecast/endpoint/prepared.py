@@ -18,7 +18,7 @@ from surecast.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ArrowStream", "Chunk", "chunks_of", "joined"]
+__all__ = ["ArrowStream", "PreparedBatch", "joined", "prepared_batches"]
 
 
 class ArrowStream(Protocol):
@@ -29,26 +29,29 @@ class ArrowStream(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PreparedBatch:
     """A batch that is ready to be published."""
 
     batch: Batch
-    nbytes: int  # the size that counts for the bound of an outbox
+    nbytes: int  # the size that is counted against `ClientOptions.outbox_bytes_max`
 
 
-def chunks_of(
+def prepared_batches(
     stream: LogId,
     values: Any,
     keys: Iterable[bytes | None] | None,
     tags: Iterable[bytes | None] | None,
     options: ClientOptions,
-) -> Iterator[Chunk]:
-    """The batches for events given as lists, iterables or an Arrow table. Each batch is made when
-    the caller asks for it."""
+) -> Iterator[PreparedBatch]:
+    """The batches for events given as iterables or as an Arrow table. With a table, `keys` and
+    `tags` must be None, because the table has columns for them.
+
+    All events are checked by this call. A batch is created when the caller asks for it.
+    """
     if hasattr(values, "__arrow_c_stream__"):
         if keys is not None or tags is not None:
             raise UsageError("a table has its keys and tags in columns `key` and `tag`")
-        return _table_chunks(stream, _table_of(values), options)
+        return _batches_of_table(stream, _table_of(values), options)
     if isinstance(values, bytes | bytearray | str | memoryview):
         raise UsageError("publish_many takes many values; for one there is publish(value)")
     if not isinstance(values, Iterable):
@@ -62,13 +65,14 @@ def chunks_of(
     if not set(map(type, rows)) <= {bytes}:
         at = next(i for i, value in enumerate(rows) if type(value) is not bytes)
         raise UsageError(f"values are bytes; number {at} is {rows[at]!r:.60}")
-    return _list_chunks(stream, rows, key_rows, tag_rows, options)
+    return _batches_of_lists(stream, rows, key_rows, tag_rows, options)
 
 
 def _column(
     what: str, column: Iterable[bytes | None] | None, rows: int
 ) -> list[bytes | None] | None:
-    """The checked keys or tags as a list."""
+    """The checked keys or tags as a list. `what` is "keys" or "tags", for messages; `rows` is the
+    number of values."""
     if column is None:
         return None
     items = list(column)
@@ -83,20 +87,21 @@ def _column(
 # ------------------------------------------------------------ lists
 
 
-def _list_chunks(
+def _batches_of_lists(
     stream: LogId,
     values: list[bytes],
     keys: list[bytes | None] | None,
     tags: list[bytes | None] | None,
     options: ClientOptions,
-) -> Iterator[Chunk]:
+) -> Iterator[PreparedBatch]:
     sizes = list(map(len, values))
     for column in (keys, tags):
         if column is not None:
             sizes = [size + len(item or b"") for size, item in zip(sizes, column, strict=True)]
     _check_largest(max(sizes, default=0), options)
 
-    def make() -> Iterator[Chunk]:
+    # A separate generator, so that the checks above run before its first batch is requested.
+    def make() -> Iterator[PreparedBatch]:
         for lo, hi in _cuts(sizes, options):
             batch = Batch.of(
                 stream,
@@ -104,7 +109,7 @@ def _list_chunks(
                 None if keys is None else keys[lo:hi],
                 None if tags is None else tags[lo:hi],
             )
-            yield Chunk(batch, sum(sizes[lo:hi]) + EVENT_OVERHEAD * (hi - lo))
+            yield PreparedBatch(batch, sum(sizes[lo:hi]) + EVENT_OVERHEAD * (hi - lo))
 
     return make()
 
@@ -118,14 +123,16 @@ def _check_largest(size: int, options: ClientOptions) -> None:
 
 
 def _cuts(sizes: Sequence[int], options: ClientOptions) -> Iterator[tuple[int, int]]:
-    """The first row and the end of each batch. A row that is larger than a batch may be is a batch
-    by itself."""
-    rows_max, room = options.batch_rows_max, options.batch_bytes_max
+    """Divide rows of these sizes (in bytes) into batches; yields the half-open range of rows of
+    each batch. A row larger than `batch_bytes_max` is a batch by itself."""
+    rows_max, bytes_max = options.batch_rows_max, options.batch_bytes_max
     total = len(sizes)
-    if sum(sizes) and max(sizes) * rows_max > room:
+    # Otherwise no batch can reach `bytes_max`, so the number of rows alone decides. (`sum` is 0 if
+    # there are no rows, for which `max` would raise an exception.)
+    if sum(sizes) and max(sizes) * rows_max > bytes_max:
         lo = nbytes = 0
         for at, size in enumerate(sizes):
-            if at > lo and (nbytes + size > room or at - lo >= rows_max):
+            if at > lo and (nbytes + size > bytes_max or at - lo >= rows_max):
                 yield lo, at
                 lo, nbytes = at, 0
             nbytes += size
@@ -146,7 +153,8 @@ def _table_of(values: ArrowStream) -> pa.Table | pa.RecordBatch:
         return values
     try:
         table = pa.RecordBatchReader.from_stream(values).read_all()
-        for at, name in enumerate(table.schema.names):  # polars uses view types: convert them
+        # polars uses Arrow's view types, for which pyarrow lacks some functions: convert them.
+        for at, name in enumerate(table.schema.names):
             kind = table.schema.types[at]
             if pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
                 table = table.set_column(at, name, table.column(at).cast(pa.large_binary()))
@@ -155,9 +163,9 @@ def _table_of(values: ArrowStream) -> pa.Table | pa.RecordBatch:
     return table
 
 
-def _table_chunks(
+def _batches_of_table(
     stream: LogId, table: pa.Table | pa.RecordBatch, options: ClientOptions
-) -> Iterator[Chunk]:
+) -> Iterator[PreparedBatch]:
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -175,14 +183,15 @@ def _table_chunks(
             sizes += lengths.to_numpy(zero_copy_only=False).astype(np.int64)
     _check_largest(int(sizes.max(initial=0)), options)
     if table.num_rows:
-        Batch.from_arrow(stream, table.slice(0, 1))  # refuses columns it does not know
+        # Raises the error for an unknown column now, before anything is sent.
+        Batch.from_arrow(stream, table.slice(0, 1))
         if "value" in table.schema.names and table.column("value").null_count:
             raise UsageError("column 'value' has nulls; use b'' for an empty value")
 
-    def make() -> Iterator[Chunk]:
+    def make() -> Iterator[PreparedBatch]:
         for lo, hi in _cuts(sizes.tolist(), options):
             batch = Batch.from_arrow(stream, table.slice(lo, hi - lo))
-            yield Chunk(batch, int(sizes[lo:hi].sum()) + EVENT_OVERHEAD * (hi - lo))
+            yield PreparedBatch(batch, int(sizes[lo:hi].sum()) + EVENT_OVERHEAD * (hi - lo))
 
     return make()
 
@@ -191,7 +200,8 @@ def _table_chunks(
 
 
 def joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """These half-open ranges of positions, with adjacent ranges joined."""
+    """Half-open ranges of positions, with adjacent ranges joined. Empty ranges are left out: (0, 0)
+    stands for a batch whose positions are not known any more (`Acked`)."""
     merged: list[tuple[int, int]] = []
     for lo, hi in runs:
         if merged and merged[-1][1] == lo:
