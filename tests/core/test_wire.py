@@ -215,7 +215,7 @@ def test_the_encoder_refuses_batches_that_a_peer_would_refuse() -> None:
         encode_batch(Batch.of(STREAM, [bytes(4400)]), small_limits)
     with pytest.raises(UsageError, match="out of range"):
         encode_batch(Batch.of(STREAM, [b""], pub_no=-1))
-    with pytest.raises(UsageError, match="type 9 is not a batch's"):
+    with pytest.raises(UsageError, match="type 9 is not a type of batch"):
         encode_batch(Batch.of(STREAM, [b""], kind=9))
 
 
@@ -280,7 +280,7 @@ def test_a_batch_mentioned_twice_is_sent_twice() -> None:
 def test_a_codec_can_be_used_after_a_failure() -> None:
     good, bad = Bundle("x", data(), ()), Bundle("x", data(), (data(),), extra=object())  # type: ignore[arg-type]
     frame = joined(CODEC.encode(good))
-    with pytest.raises(UsageError, match="object has no form on the wire"):
+    with pytest.raises(UsageError, match="object cannot be sent in a message"):
         CODEC.encode(bad)
     assert joined(CODEC.encode(good)) == frame
     broken = bytearray(frame)

@@ -1,10 +1,10 @@
 """Events stored in columns. The wire, the log, the compiled loops and Spark all use this layout.
 
-A batch contains consecutive positions of one stream. Its body is an Arrow record-batch message,
-which is not rewritten between publisher and subscriber. A position is *void* if its event is
-obsolete: the event is no longer stored, but the position and the reason are. Code in other packages
-handles whole batches and ranges of positions. Only the *kernels* here (loops compiled by numba)
-process single events.
+A batch contains consecutive positions of one stream (`seq` in the code is a position). Its body is
+an Arrow record-batch message, which is not rewritten between publisher and subscriber. A position
+is *void* if its event is obsolete: the event is no longer stored, but the position and the reason
+are. Code in other packages handles whole batches and ranges of positions. Only the *kernels* here
+(loops compiled by numba) process single events.
 
     batch.py      Batch: header fields and body, derived batches, numpy views
     column.py     Column: variable-length byte strings, in Arrow's layout

@@ -3,8 +3,8 @@
 codec.py and forms.py decode the bodies that Surecast writes; they pass all other bodies to
 `decode_arrow`. pyarrow is loaded by the first call. `read_record_batch` does not check offsets, and
 wrong offsets would crash the process, so every batch is checked with `validate(full=True)` before
-it is returned. Compressed bodies are refused, because a compressed buffer declares its unpacked
-size, and pyarrow would allocate that much memory.
+it is returned. Compressed bodies are refused: a compressed buffer declares its unpacked size, and
+pyarrow would allocate that much memory, whatever the sender has declared.
 """
 
 from __future__ import annotations
@@ -75,13 +75,14 @@ def columns_from_table(table: pa.Table | pa.RecordBatch) -> Columns:
 
 
 def _column_of(array: pa.BinaryArray) -> Column:
+    """A column over the memory of `array`, which may begin at any row (`first`) of its buffers."""
     first, rows = array.offset, len(array)
-    bitmap, offsets, data = array.buffers()
+    bitmap, offset_buffer, data = array.buffers()
     valid = None
     if array.null_count:
         valid = unpack_valid(np.frombuffer(bitmap, np.uint8), first + rows)[first:]
-    ends = np.frombuffer(offsets, np.int32, first + rows + 1)[first:]
-    return Column(ends, np.frombuffer(data, np.uint8) if data else NO_BYTES, valid)
+    offsets = np.frombuffer(offset_buffer, np.int32, first + rows + 1)[first:]
+    return Column(offsets, np.frombuffer(data, np.uint8) if data else NO_BYTES, valid)
 
 
 def arrow_of(columns: Columns, rows: int) -> pa.RecordBatch:
@@ -104,6 +105,7 @@ def arrow_of(columns: Columns, rows: int) -> pa.RecordBatch:
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
+    """Whether a user's column can be cast to bytes; a column without any value can, too."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):
@@ -152,7 +154,7 @@ def decode_arrow(body: Body, schema_id: int, rows: int, explicit: bool | None) -
         valid = None
         if array.null_count:
             valid = unpack_valid(np.frombuffer(bitmap, np.uint8), rows)
-        if len(buffers) == 1:
+        if len(buffers) == 1:  # not a binary column, which has offsets and data: seq or time
             if valid is not None:
                 raise PeerError("a seq or time is null")
             numbers.append(aligned(np.frombuffer(buffers[0], np.int64, rows)))
@@ -169,24 +171,28 @@ def decode_arrow(body: Body, schema_id: int, rows: int, explicit: bool | None) -
 
 
 def _record_batch_fields(body: Body) -> list[int]:
-    """The offsets of the fields of the message's record batch, 0 for absent ones.
+    """Where the fields of the body's record batch are in its metadata; 0 for absent fields.
 
-    Fields: length, nodes, buffers, compression, variadic counts. The bytes are untrusted: raises
-    struct.error or PeerError if they are not consistent.
+    The metadata are a flatbuffer table Message (version, type of the header, header, body length,
+    ...), whose header is a table RecordBatch. The returned fields are those of RecordBatch: length,
+    nodes (one for each column), buffers, compression, variadic counts. The bytes are untrusted:
+    raises struct.error or PeerError if they are not consistent.
     """
     (mark, size) = struct.unpack_from("<iI", body)
     if mark != -1 or 8 + size > len(body):
         raise PeerError("the body is no Arrow message")
     meta = bytes(body[8 : 8 + size])
     message = _table(meta, struct.unpack_from("<I", meta)[0], 5)
-    if not message[2]:
+    _, _, header, body_len, _ = message
+    if not header:
         raise PeerError("the body's message is empty")
-    if not message[3] or 8 + size + struct.unpack_from("<q", meta, message[3])[0] != len(body):
+    if not body_len or 8 + size + struct.unpack_from("<q", meta, body_len)[0] != len(body):
         raise PeerError("the body's length is not what its metadata says")
-    return _table(meta, message[2] + struct.unpack_from("<I", meta, message[2])[0], 5)
+    return _table(meta, header + struct.unpack_from("<I", meta, header)[0], 5)
 
 
 def _table(meta: bytes, at: int, count: int) -> list[int]:
+    """Where the first `count` fields of the flatbuffer table at `at` are; 0 for absent fields."""
     vtable = at - struct.unpack_from("<i", meta, at)[0]
     if vtable < 0:
         raise PeerError("the body's metadata points outside itself")
@@ -201,16 +207,18 @@ def _table(meta: bytes, at: int, count: int) -> list[int]:
 
 def _refuse_compressed(body: Body) -> None:
     """Raise PeerError if the body is compressed: pyarrow would allocate its declared size."""
-    fields = _record_batch_fields(body)
-    if fields[3] or fields[4]:
+    _, _, _, compression, variadic_counts = _record_batch_fields(body)
+    if compression or variadic_counts:
         raise PeerError("compressed or variadic Arrow bodies are not accepted")
 
 
 def _column_count(body: Body) -> int:
+    """The number of columns of a body: the length of the vector of nodes."""
     try:
-        at = _record_batch_fields(body)[1]
+        _, nodes, _, _, _ = _record_batch_fields(body)
         meta = bytes(body[8 : 8 + struct.unpack_from("<I", body, 4)[0]])
-        count: int = struct.unpack_from("<I", meta, at + struct.unpack_from("<I", meta, at)[0])[0]
+        vector = nodes + struct.unpack_from("<I", meta, nodes)[0]
+        count: int = struct.unpack_from("<I", meta, vector)[0]
     except struct.error as problem:
         raise PeerError("the body's metadata is cut short") from problem
     return count

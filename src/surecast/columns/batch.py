@@ -51,18 +51,18 @@ __all__ = [
     "coalesce",
 ]
 
-HEADER_SIZE: Final = 128  # of a frame, on the wire and in the log
-NO_PUBLISHER: Final = bytes(16)
+HEADER_SIZE: Final = 128  # bytes of a frame's header, on the wire and in the log
+NO_PUBLISHER: Final = bytes(16)  # for a batch that the region has made, or joined from several
 
 # Kinds, which are also the frame types of the header.
 DATA: Final = 1
 COLLECT: Final = 2  # a GC event, which makes other events void: one row, an encoded `Collect`
 CONFIG: Final = 3  # one row whose value is an encoded retention policy or End; never void
-VOID: Final = 4
+VOID: Final = 4  # a range of void positions, without rows
 CONTROL: Final = 16  # a control message of the wire, not a batch
 
 # Why positions are void. A subscriber's own filter is another reason, which is never stored.
-NONE: Final = 0
+NONE: Final = 0  # the batch has no void positions
 COLLECTED: Final = 1  # a publisher's `collect`
 EXPIRED: Final = 2  # keep_last or keep_for
 SUPERSEDED: Final = 3  # latest_per_key: a later event has the same key
@@ -128,25 +128,26 @@ class Batch:
         nbytes: int,
         form: int = 0,
     ) -> None:
-        self.kind = kind
-        self.stream_id = stream_id
-        self.schema_id = schema_id
-        self.publisher = publisher
+        self.kind = kind  # DATA, COLLECT, CONFIG or VOID
+        self.stream_id = stream_id  # 16 bytes
+        self.schema_id = schema_id  # 1: the body has a column of tags; 0: it has none
+        self.publisher = publisher  # 16 bytes
         self.pub_no = pub_no  # of the event at lo; later events have consecutive numbers
-        self.lo = lo  # 0: not sequenced yet
-        self.count = count  # positions covered
-        self.rows = rows  # how many of them are live
-        self.time_ns = time_ns  # of the last position
-        self.epoch = epoch
-        self.reason = reason  # of every void position
+        self.lo = lo  # the first position; 0: not sequenced yet (no position was assigned)
+        self.count = count  # number of positions
+        self.rows = rows  # number of positions that have a row; the others are void
+        self.time_ns = time_ns  # the time of the last position
+        self.epoch = epoch  # the epoch of the chain in which the batch was sequenced
+        self.reason = reason  # why its void positions are void; NONE if it has none
         self.body = body  # b"" for a void range, None for a synthetic batch
-        self.body_crc = body_crc
-        self.nbytes = nbytes  # of the whole frame
-        self.form = form  # of the body, see forms.py
+        self.body_crc = body_crc  # CRC-32
+        self.nbytes = nbytes  # the size of the whole frame
+        self.form = form  # the layout of the body, see forms.py
         self._header: bytes | None = None  # the encoded header of its frame, kept by core.wire
         self._checked = False  # the body is known to be valid
         self._columns: Columns | None = None  # the body, decoded and checked
-        self._seqs: Int64s | None = None  # of a synthetic batch with explicit rows
+        # The positions and times of the rows of a synthetic batch, if they are explicit.
+        self._seqs: Int64s | None = None
         self._times: Int64s | None = None
 
     @property
@@ -231,7 +232,7 @@ class Batch:
     ) -> Batch:
         """The positions [lo, hi), all void."""
         if not 0 < lo < hi or reason not in REASONS:
-            raise ValueError(f"no void range: [{lo}, {hi}) reason {reason}")
+            raise ValueError(f"not a valid void range: [{lo}, {hi}) reason {reason}")
         return cls(
             VOID, stream_id, 0, NO_PUBLISHER, 0, lo, hi - lo, 0, time_ns, epoch, reason,
             b"", _NO_CRC, HEADER_SIZE,
@@ -247,7 +248,7 @@ class Batch:
         publisher: bytes = NO_PUBLISHER,
         pub_no: int = 0,
     ) -> Batch:
-        """A dense batch without a body, with a declared frame size. For simulations."""
+        """A dense batch without a body; its frame counts as `nbytes` bytes. For simulations."""
         return cls(
             DATA, stream_id, 0, publisher, pub_no, 0, count, count, 0, 0, NONE,
             None, _NO_CRC, nbytes,
@@ -293,11 +294,11 @@ class Batch:
         """The part of this batch within [lo, hi), which must overlap it."""
         lo, hi = max(lo, self.lo), min(hi, self.hi)
         if lo >= hi:
-            raise ValueError(f"[{lo}, {hi}) has nothing of {self!r}")
+            raise ValueError(f"[{lo}, {hi}) does not overlap {self!r}")
         if hi - lo == self.count:
             return self
         first, last = lo - self.lo, hi - self.lo
-        if self.rows != self.count:
+        if self.rows != self.count:  # sparse: rows are not at the indices of their positions
             first, last = np.searchsorted(self.seqs(), (lo, hi)).tolist()
             if first == last:
                 return self._void(lo, hi, self.reason)
@@ -352,11 +353,12 @@ class Batch:
         times: Int64s | None,
         reason: int,
     ) -> Batch:
-        """A batch of [lo, hi) with `rows` of this batch's rows, which are given as columns."""
-        named = self.publisher != NO_PUBLISHER
+        """A batch of [lo, hi), whose `rows` rows are taken from this batch. They are passed as
+        `columns`, with their positions and times if these are explicit."""
+        has_number = self.publisher != NO_PUBLISHER
         made = Batch(
             self.kind, self.stream_id, self.schema_id, self.publisher,
-            self.pub_no + lo - self.lo if named else 0, lo, hi - lo, rows, self.time_ns,
+            self.pub_no + lo - self.lo if has_number else 0, lo, hi - lo, rows, self.time_ns,
             self.epoch, reason, self.body, _NO_CRC,
             HEADER_SIZE + max(0, self.nbytes - HEADER_SIZE) * rows // self.rows,
         )  # fmt: skip
@@ -366,10 +368,11 @@ class Batch:
         return made
 
     def _fill(self, columns: Columns | None, seqs: Int64s | None, times: Int64s | None) -> None:
-        """Finish a batch under construction: its rows, at these seqs and times if explicit."""
+        """Finish a batch under construction: set the body from its rows, and from their positions
+        and times if these are explicit."""
         if self.rows == self.count:
             self.reason = NONE
-            if times is not None and times[0] == times[-1]:
+            if times is not None and times[0] == times[-1]:  # the header's time is enough
                 self.time_ns = int(times[0])
                 seqs = times = None
         if columns is None:
@@ -389,17 +392,17 @@ class Batch:
         """
         if self.kind == VOID:
             if self.rows or self.count < 1 or self.lo < 1 or self.body:
-                raise PeerError(f"no void range: {self!r}")
+                raise PeerError(f"not a valid void range: {self!r}")
         elif self.kind not in (DATA, COLLECT, CONFIG):
             raise PeerError(f"unknown kind {self.kind}")
         elif not 1 <= self.rows <= self.count or self.lo < 0:
             raise PeerError(f"row count out of bounds: {self!r}")
         elif self.kind != DATA and (self.count != 1 or self.schema_id != 0):
-            raise PeerError(f"an event of its kind stands alone: {self!r}")
+            raise PeerError(f"only DATA batches may have several events, or tags: {self!r}")
         if self.reason not in ((NONE,) if self.rows == self.count else REASONS):
-            raise PeerError(f"reason does not fit: {self!r}")
+            raise PeerError(f"the reason contradicts the row count: {self!r}")
         if self.rows < self.count and self.lo < 1:
-            raise PeerError(f"void positions before sequencing: {self!r}")
+            raise PeerError(f"void positions in a batch without a position: {self!r}")
         if self.rows and self.body is not None:
             self.check_body()
 
@@ -407,16 +410,19 @@ class Batch:
         """Check the whole body against a header that is known to be valid."""
         if self._checked:
             return
-        dense = self.form and self.kind == DATA and self.rows == self.count
-        if not dense or not forms.matches(self.body or b"", self.schema_id, self.form, self.rows):
+        # `forms.matches` is a fast check, which is enough for some bodies of these batches.
+        is_simple = self.form and self.kind == DATA and self.rows == self.count
+        body = self.body or b""
+        if not is_simple or not forms.matches(body, self.schema_id, self.form, self.rows):
             self._decoded()
         self._checked = True
 
     def _decoded(self) -> Columns:
+        """The columns of the body, after checking all of it."""
         columns = self._columns
         if columns is None:
             if self.body is None:
-                raise UsageError("a synthetic batch has no events to look at")
+                raise UsageError("a synthetic batch has no body, so its events cannot be read")
             columns = self._read_body(self.body)
             seqs, times = columns.seqs, columns.times
             if seqs is not None and times is not None:
@@ -440,7 +446,7 @@ class Batch:
 
     @property
     def explicit(self) -> bool:
-        """Whether rows have their own seqs and times."""
+        """Whether the body has a seq and a time for each row."""
         if self.form:
             return bool(self.form & forms.EXPLICIT)
         if self.body is None:
@@ -479,7 +485,7 @@ class Batch:
         return times if times is not None else np.full(self.rows, self.time_ns, np.int64)
 
     def holes(self) -> IntervalSet:
-        """The void positions."""
+        """The void positions of this batch."""
         if not self.rows:
             return IntervalSet([(self.lo, self.hi)])
         seqs = self.seqs()
@@ -540,10 +546,10 @@ def coalesce(
 ) -> list[Batch]:
     """The same positions and rows in fewer batches, for catch-up and compaction.
 
-    The input is contiguous. Neighbouring void ranges, sparse batches and small dense batches are
-    joined as long as their void positions have the same reason and they have at most `rows_max`
-    rows together. Larger dense batches and COLLECT and CONFIG events are returned as the same
-    objects.
+    The input is contiguous: each batch begins where the one before ends. Neighbouring void ranges,
+    sparse batches and small dense batches are joined as long as their void positions have the same
+    reason and they have at most `rows_max` rows together. Larger dense batches and COLLECT and
+    CONFIG events are returned as the same objects.
     """
     joined: list[Batch] = []
     group: list[Batch] = []
@@ -558,7 +564,7 @@ def coalesce(
             alone
             or rows + batch.rows > rows_max
             or (reason and batch.reason and reason != batch.reason)
-            or not _same_shape(group, batch)
+            or not _can_join(group, batch)
         ):
             joined.append(_join(group, reason))
             group, rows, reason = [], 0, 0
@@ -573,10 +579,10 @@ def coalesce(
     return joined
 
 
-def _same_shape(group: list[Batch], batch: Batch) -> bool:
+def _can_join(group: list[Batch], batch: Batch) -> bool:
     """Whether the rows of `batch` can be stored in one body with those of `group`."""
     for other in group:
-        if other.rows and batch.rows:
+        if other.rows and batch.rows:  # all batches of a group that have rows are alike
             return other.schema_id == batch.schema_id and (other.body is None) == (
                 batch.body is None
             )

@@ -42,9 +42,9 @@ Pack = Callable[[int, int, Sequence[int], Sequence[int]], bytes]
 def _metadata(buffers: int, nodes: int) -> tuple[struct.Struct, tuple[bytes, bytes, bytes, bytes]]:
     """The layout of the metadata for this number of buffers and columns (nodes), and its constants.
 
-    The layout is the one that Arrow's flatbuffer builder produces: tables first, then the vector of
-    (offset, length) per buffer, then the vector of (length, nulls) per column. The constants are
-    the bytes between the fields that vary (body size, row count, buffers, columns).
+    The layout is the one that Arrow's flatbuffer builder produces: tables first, then (at byte 88)
+    the vector of (offset, length) per buffer, then the vector of (length, nulls) per column. The
+    constants are the bytes between the fields that vary (body size, row count, buffers, columns).
     """
     nodes_at = 88 + 16 * buffers + 8
     size = nodes_at + 16 * nodes
@@ -85,8 +85,8 @@ class _Template:
         self.pack, self.size = metadata(buffers, self.columns)
         self.layout, self.constants = _metadata(buffers, self.columns)
         nodes_at = self.size - 16 * self.columns
-        # `peek` reads the data length of each string column, then the null counts. The rest of the
-        # metadata follows from these and the number of rows.
+        # `peek` reads the data length of each string column, then the null counts. All other
+        # numbers of the metadata follow from these and the number of rows.
         spots = [88 + 48 * i + 40 for i in range(strings)]
         spots += [nodes_at + 16 * i + 8 for i in range(strings)]
         peek, at = "<", 0
@@ -135,7 +135,12 @@ _INT32, _UINT8 = np.dtype(np.int32), np.dtype(np.uint8)
 
 
 def _dense_fields(rows: int, nulls: int, key_size: int, value_size: int) -> tuple[bytes | int, ...]:
-    """All fields of the metadata, in order; the second is the size of all buffers."""
+    """All fields of the metadata of a dense batch without tags, in order.
+
+    Constants; the size of all buffers; constants; rows; constants; offset and length of the six
+    buffers (bitmap, offsets and data of the keys, then of the values); constants; number of rows
+    and of nulls, for the keys and for the values.
+    """
     bitmap = (rows + 7) >> 3 if nulls else 0
     size = 4 * rows + 4
     key_offsets = (bitmap + 7) & -8
@@ -226,7 +231,7 @@ _PADDING = [bytes(-n % 8) for n in range(8)]
 
 
 def _offsets_ok(offsets: Int32s, data_size: int) -> bool:
-    """Whether every row lies inside the data; `use_kernel` replaces this by a compiled loop."""
+    """`offsets_fit` in numpy, until `use_kernel` replaces it by a compiled loop."""
     if offsets[0] < 0 or offsets[-1] > data_size:
         return False
     return bool((offsets[1:] >= offsets[:-1]).all())
@@ -261,8 +266,8 @@ def decode(body: Body, schema_id: int, rows: int, *, explicit: bool | None = Non
         dense = _decode_dense(body, rows)
         if dense is not None:
             return dense
-    for shape in (False, True) if explicit is None else (explicit,):
-        columns = _decode_template(_TEMPLATES[schema_id, shape], body, rows)
+    for has_seqs in (False, True) if explicit is None else (explicit,):
+        columns = _decode_template(_TEMPLATES[schema_id, has_seqs], body, rows)
         if columns is not None:
             break
     else:
@@ -279,7 +284,7 @@ def _decode_dense(body: Body, rows: int) -> Columns | None:
     start = _DENSE.size
     if len(body) < start:
         return None
-    fields = _DENSE_UNPACK(body)
+    fields = _DENSE_UNPACK(body)  # in the order of `_dense_fields`
     bitmap_size, key_offsets, key_data, key_size = fields[6], fields[7], fields[9], fields[10]
     value_offsets, value_data, value_size = fields[13], fields[15], fields[16]
     nulls = fields[19]
@@ -287,7 +292,7 @@ def _decode_dense(body: Body, rows: int) -> Columns | None:
         return None
     if fields != _dense_fields(rows, nulls, key_size, value_size):
         return None
-    if start + fields[1] != len(body):
+    if start + fields[1] != len(body):  # the size of all buffers
         return None
     keys = np.frombuffer(body, _INT32, rows + 1, start + key_offsets)
     values = np.frombuffer(body, _INT32, rows + 1, start + value_offsets)
@@ -319,6 +324,8 @@ def _decode_template(template: _Template, body: Body, rows: int) -> Columns | No
     if min(numbers) < 0 or max(sizes) > DATA_MAX or max(nulls) > rows:
         return None
     meta, places = _layout(template, rows, sizes, nulls)
+    # `places` has offset and length of each buffer: three for each string column (bitmap, offsets,
+    # data), then two (bitmap, numbers) for the seqs and two for the times, if there are any.
     end = places[-2] + ((places[-1] + 7) & -8)
     if body[:start] != meta or start + end != len(body):
         return None

@@ -32,7 +32,7 @@ Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 
-DATA_MAX = (1 << 31) - 1  # offsets are 32 bits
+DATA_MAX = (1 << 31) - 1  # most bytes of a column: its offsets have 32 bits
 NO_BYTES: Bytes = np.empty(0, np.uint8)
 
 
@@ -62,9 +62,9 @@ class Column(NamedTuple):
         """The rows at these indices, as a copy."""
         if self.width > 0 and self.valid is None:
             first, last = int(self.offsets[0]), int(self.offsets[-1])
-            cells = self.data[first:last].reshape(-1, self.width)
+            items = self.data[first:last].reshape(-1, self.width)
             offsets = uniform_offsets(rows.size, self.width)
-            return Column(offsets, cells[rows].reshape(-1), None, self.width)
+            return Column(offsets, items[rows].reshape(-1), None, self.width)
         starts = self.offsets[rows].astype(np.int64)
         lengths = self.offsets[rows + 1] - starts
         ends = np.zeros(rows.size + 1, np.int64)
@@ -110,7 +110,7 @@ def column_of(items: Sequence[bytes | None]) -> Column:
     strings: Any = items
     try:
         joined = b"".join(strings)
-    except TypeError:  # a None, or a mistake
+    except TypeError:  # an item is None, or is not bytes
         valid = np.fromiter((item is not None for item in items), np.bool_, len(items))
         strings = [b"" if item is None else item for item in items]
         try:
@@ -140,11 +140,12 @@ def uniform_offsets(rows: int, width: int) -> Int32s:
 
 
 _SHARED_ROWS = 1 << 13  # times the largest fixed width (forms.py), this is less than 2^31
-_SHARED_WIDTHS = 64
-_OFFSETS: dict[int, Int32s] = {}
+_SHARED_WIDTHS = 64  # most arrays that are kept
+_OFFSETS: dict[int, Int32s] = {}  # width → the shared array
 
 
 def null_column(rows: int) -> Column:
+    """A column of nulls."""
     return Column(np.zeros(rows + 1, np.int32), NO_BYTES, np.zeros(rows, np.bool_))
 
 

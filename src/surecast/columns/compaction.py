@@ -45,7 +45,7 @@ __all__ = [
 Voids: TypeAlias = Mapping[int, IntervalSet]  # reason → positions; a reason may be missing
 
 _SMALL_ROWS: Final = 16  # dense batches up to this size are joined
-_NOTHING: Final = IntervalSet().to_bytes()
+_NOTHING: Final = IntervalSet().to_bytes()  # an encoded empty set
 
 
 def encode_voids(voids: Voids) -> tuple[bytes, ...]:
@@ -62,7 +62,7 @@ def decode_voids(data: Sequence[bytes], runs_max: int) -> dict[int, IntervalSet]
 
 
 def compacted(batches: Sequence[Batch], voids: Sequence[bytes], rows_max: int) -> list[Batch]:
-    """`batches`, which are contiguous, without the positions in `voids` (`encode_voids`)."""
+    """`survivors` for voids as `encode_voids` returns them."""
     if not batches:
         return []
     # A run has at least one position, so there are at most as many runs as positions.
@@ -94,21 +94,28 @@ class _Joiner:
     def __init__(
         self, batches: Sequence[Batch], voids: IntervalSet, reason: int, rows_max: int
     ) -> None:
+        # Batches are referred to by their index in `batches`.
         self.batches = batches
-        self.reason = reason
+        self.reason = reason  # of all void positions, old and new
         self.rows_max = rows_max
-        self.made: list[Batch] = []
-        self.run: list[int] = []  # the batches to be joined next, as indices of `batches`
-        self.schema_id: int | None = None  # of the batches in `run` that have rows left
+        self.made: list[Batch] = []  # the result so far
+        self.run: list[int] = []  # the batches to be joined next
+        # The schema id of the batches in `run` that have rows left. None: the first run has none
+        # yet; -1: a later run has none yet. Void batches at the start of a later run are not joined
+        # with rows after them.
+        self.schema_id: int | None = None
         ends = np.cumsum([batch.rows for batch in batches])
+        # For each row of all batches together: its position, and whether it is not void.
         self.seqs = _positions(batches)
         self.live = ~voids.contains_sorted(self.seqs)
         counts = np.concatenate(([0], np.cumsum(self.live)))
         starts = np.concatenate(([0], ends[:-1]))
+        # For each batch: the number of its first row among all rows, and how many rows it keeps.
         self.starts: list[int] = starts.tolist()
         self.kept: list[int] = (counts[ends] - counts[starts]).tolist()
 
     def join(self) -> list[Batch]:
+        """The batches without their void rows, with small ones joined."""
         for number, batch in enumerate(self.batches):
             kept = self.kept[number]
             whole = kept == batch.rows == batch.count
@@ -133,7 +140,7 @@ class _Joiner:
         if not run:
             return
         first, last = self.batches[run[0]], self.batches[run[-1]]
-        holders = [number for number in run if self.kept[number]]
+        holders = [number for number in run if self.kept[number]]  # batches that keep rows
         if len(run) == 1 and self.kept[run[0]] == first.rows:
             self.made.append(first)
         elif not holders:
@@ -147,10 +154,12 @@ class _Joiner:
             self._fill(run, holders, first.lo, last.hi)
 
     def _stamp(self, run: list[int]) -> tuple[int, int]:
+        """The time and the epoch of a batch that joins these."""
         batches = [self.batches[number] for number in run]
         return max(b.time_ns for b in batches), max(b.epoch for b in batches)
 
     def _fill(self, run: list[int], holders: list[int], lo: int, hi: int) -> None:
+        """Make batches of [lo, hi) with the rows that the `holders` keep."""
         time_ns, epoch = self._stamp(run)
         columns, seqs, times = self._gather(holders)
         schema_id = self.batches[holders[0]].schema_id
@@ -252,11 +261,12 @@ def strip(batch: Batch, voids: Voids) -> list[Batch]:
     """
     clipped = _clip(voids, batch.lo, batch.hi)
     if batch.rows < batch.count and clipped.keys() - {batch.reason}:
-        held = batch.holes()
+        # Positions that are void in the batch, and not in `voids`, keep the reason of the batch.
+        old_voids = batch.holes()
         for positions in clipped.values():
-            held.difference_update(positions)
-        if held:
-            clipped[batch.reason] = held.union(clipped.get(batch.reason, IntervalSet()))
+            old_voids.difference_update(positions)
+        if old_voids:
+            clipped[batch.reason] = old_voids.union(clipped.get(batch.reason, IntervalSet()))
     if not clipped:
         return [batch]
     if len(clipped) == 1:
@@ -264,11 +274,13 @@ def strip(batch: Batch, voids: Voids) -> list[Batch]:
         return [batch.with_reason(reason).without(positions, reason)]
     parts = []
     start = batch.lo
-    for (_, _, reason), following in pairwise([*by_position(clipped), (batch.hi, 0, NONE)]):
-        if following[2] != reason:
-            part = batch.slice(start, following[0]).with_reason(reason)
+    # One part for all neighbouring runs with the same reason, up to the next run with another one.
+    runs = [*by_position(clipped), (batch.hi, 0, NONE)]
+    for (_, _, reason), (next_lo, _, next_reason) in pairwise(runs):
+        if next_reason != reason:
+            part = batch.slice(start, next_lo).with_reason(reason)
             parts.append(part.without(clipped[reason], reason))
-            start = following[0]
+            start = next_lo
     return parts
 
 

@@ -35,7 +35,7 @@ __all__ = [
     "kernel",
 ]
 
-KERNELS = 14  # the number of kernels in kernels.py and runs.py, which are loaded together
+KERNELS = 14  # how many kernels kernels.py and runs.py have, for log lines about the progress
 expect(KERNELS)
 
 Kernel = Callable[..., Any]
@@ -43,10 +43,12 @@ _njit: Any = numba.njit  # numba's own types leave out some of its options
 
 
 def _in(item: Any) -> Any:
+    """The type of an array parameter that a kernel only reads."""
     return types.Array(item, 1, "C", readonly=True)
 
 
 def _out(item: Any) -> Any:
+    """The type of an array parameter that a kernel also writes."""
     return types.Array(item, 1, "C")
 
 
@@ -71,14 +73,17 @@ _OPTIONS: dict[str, Any] = {
 
 
 def kernel(signature: Any) -> Callable[[Kernel], Kernel]:
-    def made(function: Kernel) -> Kernel:
-        found: Kernel = compiled(function, signature, **_OPTIONS)
-        return found
+    """Decorator: compile a function for this signature, or load it from the cache on disk."""
 
-    return made
+    def compile_function(function: Kernel) -> Kernel:
+        made: Kernel = compiled(function, signature, **_OPTIONS)
+        return made
+
+    return compile_function
 
 
 def helper(function: Kernel) -> Kernel:
+    """Decorator: make a function that kernels can call."""
     # Always inlined, because a call would push seven words for each array that it passes.
     made: Kernel = _njit(forceinline=True, **_OPTIONS)(function)
     return made

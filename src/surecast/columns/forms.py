@@ -53,26 +53,32 @@ __all__ = [
     "take_fixed",
 ]
 
-VARIABLE: Final = -1  # binary: rows differ in length
-ABSENT: Final = -2  # null: no row has a key
+# Values in place of a width:
+VARIABLE: Final = -1  # Arrow's type binary: rows differ in length
+ABSENT: Final = -2  # only for keys, Arrow's type null: no row has a key
 _WIDTH_MAX: Final = 0xFFFC  # packed as width + 1, below 0xFFFE (not used) and 0xFFFF (ABSENT)
+# `Form.gap` → the numpy type of a distance.
 _GAPS: Final[dict[int, Any]] = {1: np.dtype(np.uint8), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _INT32, _INT64, _UINT8 = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.uint8)
 EXPLICIT: Final = 0xFF << 32  # if one of these bits is set in a packed form, seqs are explicit
-_PLANS_MAX: Final = 4096  # cached layouts; a peer that uses more costs time, but no more memory
+# Most cached layouts. If peers use more forms than this, decoding takes longer, but no more memory.
+_PLANS_MAX: Final = 4096
 
 
 class Form(NamedTuple):
     """How the columns of a body are laid out."""
 
     key: int = VARIABLE  # bytes of every key, or VARIABLE, or ABSENT
-    value: int = VARIABLE
+    value: int = VARIABLE  # bytes of every value, or VARIABLE
     gap: int = 0  # bytes of a distance between seqs; 0: rows take the positions from lo on
     runs: bool = False  # times are run-end encoded
 
     @property
     def packed(self) -> int:
-        """The form as in the header: u16 key, u16 value, u8 gap, u8 runs, u16 zero."""
+        """The form as a number, as in the header: u16 key, u16 value, u8 gap, u8 runs, u16 zero.
+
+        Widths are stored plus one, so that VARIABLE is 0; ABSENT is 0xFFFF.
+        """
         key = 0xFFFF if self.key == ABSENT else self.key + 1
         return key | (self.value + 1) << 16 | self.gap << 32 | self.runs << 40
 
@@ -96,33 +102,40 @@ class _Shape:
 
     def __init__(self, form: Form, tagged: bool) -> None:
         if not tagged and not form.gap and form.key in (0, ABSENT) and form.value == 0:
-            raise PeerError("rows without any bytes")  # a peer could send a million for free
+            # Otherwise a peer could claim a million rows in a body without data.
+            raise PeerError("rows without any bytes")
         self.form = form
         self.widths = (form.key, form.value, VARIABLE) if tagged else (form.key, form.value)
         buffers = nodes = 0
-        # (kind, index) of each number that varies. Kind 0: the length of a buffer, 1: the nulls of
-        # a column, 2: the length of a column.
-        spots: list[tuple[int, int]] = []
+        # (kind, index) of each number that does not follow from the number of rows. Kind 0: the
+        # length of buffer `index`; 1: the nulls of column `index`; 2: the length of that column.
+        varying: list[tuple[int, int]] = []
         for width in self.widths:
             if width == VARIABLE:
-                spots += ((0, buffers + 2), (1, nodes))
+                varying += ((0, buffers + 2), (1, nodes))
+            # Binary: bitmap, offsets, data. Null: no buffer. Fixed size: bitmap, data.
             buffers += {VARIABLE: 3, ABSENT: 0}.get(width, 2)
             nodes += 1
         if form.gap:
             if form.runs:
-                spots.append((2, nodes + 2))
+                varying.append((2, nodes + 2))  # the number of runs
             buffers += 6 if form.runs else 4
             nodes += 4 if form.runs else 2
         self.pack, self.size = codec.metadata(buffers, nodes)
         nodes_at = self.size - 16 * nodes
+        # Where the first number of each kind is; the next ones of a kind follow every 16 bytes.
         places = (88 + 8, nodes_at + 8, nodes_at)
-        # Offsets of the numbers in the body that do not follow from the number of rows.
-        self.wanted = [places[kind] + 16 * index for kind, index in spots]
-        self.sized = not spots  # all numbers follow from the number of rows
+        # Where the varying numbers are in a body.
+        self.wanted = [places[kind] + 16 * index for kind, index in varying]
+        self.sized = not varying  # all numbers follow from the number of rows
+        # Exactly two columns, keys and values, both of fixed size and not empty.
         self.fixed = self.sized and len(self.widths) == 2 and min(self.widths) > 0 and not form.gap
 
     def layout(self, rows: int, numbers: Iterator[int]) -> tuple[bytes, list[int], int]:
-        """The metadata, the (offset, length) of every buffer, and the size of the body."""
+        """The metadata, the (offset, length) of every buffer, and the size of the whole body.
+
+        `numbers` are the varying numbers, in the order of `wanted`.
+        """
         lengths: list[int] = []
         nodes: list[int] = []
         for width in self.widths:
@@ -156,14 +169,15 @@ class _Plan(NamedTuple):
     """The layout of one body."""
 
     shape: _Shape
-    numbers: list[int]  # those read from the body: they do not follow from the number of rows
+    numbers: list[int]  # the varying numbers, as read from the body (`_Shape.wanted`)
     meta: bytes  # the metadata that the body must have
     places: list[int]  # (offset, length) of every buffer
     size: int  # of the whole body
 
 
-_SHAPES: dict[tuple[int, int], _Shape] = {}  # (schema id, form) →
-_PLANS: dict[tuple[int, int, int], _Plan] = {}  # (schema id, form, rows) → plan of `sized` shapes
+_SHAPES: dict[tuple[int, int], _Shape] = {}  # (schema id, packed form) → shape
+# (schema id, packed form, rows) → plan; only for shapes that are `sized`.
+_PLANS: dict[tuple[int, int, int], _Plan] = {}
 
 
 def _shape(schema_id: int, packed: int) -> _Shape:
@@ -178,7 +192,7 @@ def _shape(schema_id: int, packed: int) -> _Shape:
 
 
 def _plan(body: Body, schema_id: int, packed: int, rows: int) -> _Plan:
-    """The layout that a body must have, given the numbers in it that may vary."""
+    """The layout that a body of this form must have, given the varying numbers that are in it."""
     plan = _PLANS.get((schema_id, packed, rows))
     if plan is not None:
         return plan
@@ -198,6 +212,7 @@ def _plan(body: Body, schema_id: int, packed: int, rows: int) -> _Plan:
 
 
 def _remember(key: tuple[int, int, int], plan: _Plan) -> None:
+    """Add a plan to the cache."""
     if key not in _PLANS:
         if len(_PLANS) >= _PLANS_MAX:
             _PLANS.clear()
@@ -208,10 +223,10 @@ _NUMBER: Final = struct.Struct("<q")
 
 
 def matches(body: Body, schema_id: int, packed: int, rows: int) -> bool:
-    """Whether this body is valid without a look at its columns; false if `decode` must check it.
+    """A fast check: true if this body is known to be valid, false if `decode` must check it.
 
-    This is possible if all lengths follow from the form and the number of rows: then any bytes are
-    valid in the columns, and comparing the metadata is enough.
+    If all lengths follow from the form and the number of rows, the columns may contain any bytes.
+    Then comparing the metadata is enough.
     """
     plan = _PLANS.get((schema_id, packed, rows))
     if plan is None or packed & EXPLICIT:
@@ -237,6 +252,7 @@ def _width(column: Column) -> int:
 
 
 def _gap_width(gaps: Int64s) -> int:
+    """The bytes of a number that can hold all these distances; 0: more than 4."""
     largest = int(gaps.max())
     return 1 if largest < 1 << 8 else 2 if largest < 1 << 16 else 4 if largest < 1 << 32 else 0
 
@@ -253,10 +269,12 @@ def encode(columns: Columns, lo: int) -> tuple[bytes, int]:
         gap = _gap_width(gaps)
         if not gap:
             return codec.encode(columns), 0
+        # The ends of the runs of rows with equal times. A run takes 12 bytes (its end and its
+        # time); without run-end encoding, a row takes 8.
         ends = np.append(np.flatnonzero(np.diff(columns.times)) + 1, gaps.size)
         runs = 12 * ends.size < 8 * gaps.size
     elif value == 0 and key in (0, ABSENT) and columns.tags is None:
-        value = VARIABLE  # rows without any bytes are refused (_Shape)
+        value = VARIABLE  # `_Shape` refuses bodies without any bytes for a row
     packed = Form(key, value, gap, runs).packed
     if not packed:
         return codec.encode(columns), 0
@@ -283,7 +301,7 @@ def encode(columns: Columns, lo: int) -> tuple[bytes, int]:
 def encode_row(key: bytes | None, value: bytes) -> tuple[bytes, int] | None:
     """A faster `encode` for one row without a tag, without arrays; None if the row needs `encode`.
 
-    Single events are published often.
+    It exists because single events are published often.
     """
     width = len(value)
     key_width = 0 if key is None else len(key)
@@ -318,6 +336,7 @@ _PADDING: Final = tuple(bytes(size) for size in range(8))
 
 
 def _add_column(column: Column, width: int, parts: list[Any], numbers: list[int]) -> None:
+    """Append the buffers of a column to `parts`, and its varying numbers to `numbers`."""
     offsets, data, valid, _ = column
     first, last = int(offsets[0]), int(offsets[-1])
     if width == ABSENT:
@@ -334,6 +353,7 @@ def _add_column(column: Column, width: int, parts: list[Any], numbers: list[int]
 
 
 def _add(parts: list[Any], buffer: Any) -> None:
+    """Append one buffer, padded to a multiple of 8 bytes."""
     made = buffer.tobytes()
     parts += (made, _PADDING[-len(made) % 8])
 
@@ -429,12 +449,12 @@ def join_fixed(bodies: Sequence[Body | None], schema_id: int, packed: int, rows:
     )
 
 
-_Spots = Iterator[tuple[int, int]]
+_Spots = Iterator[tuple[int, int]]  # (offset, length) of the buffers that are not read yet
 
 
 def _buffer(body: Body, start: int, spots: _Spots, kind: Any) -> Any:
     """The numbers of the next column, which has no nulls."""
-    next(spots)
+    next(spots)  # the empty bitmap
     at, length = next(spots)
     return aligned(np.frombuffer(body, kind, length // kind.itemsize, start + at))
 
@@ -442,6 +462,7 @@ def _buffer(body: Body, start: int, spots: _Spots, kind: Any) -> Any:
 def _read_column(
     body: Body, start: int, width: int, rows: int, spots: _Spots, varying: Iterator[int]
 ) -> Column:
+    """The next column of keys, values or tags, after checking it."""
     if width == ABSENT:
         return null_column(rows)
     bitmap_at, bitmap_size = next(spots)
@@ -451,7 +472,7 @@ def _read_column(
         return Column(uniform_offsets(rows, width), data, None, width)
     offsets_at, _ = next(spots)
     data_at, size = next(spots)
-    nulls = (next(varying), next(varying))[1]
+    _, nulls = next(varying), next(varying)  # the size of the data is known from `spots`
     offsets = aligned(np.frombuffer(body, _INT32, rows + 1, start + offsets_at))
     if not codec.offsets_fit(offsets, size):
         raise PeerError("offsets point outside the data")
@@ -465,6 +486,7 @@ def _read_column(
 
 
 def _read_seqs(gaps: Any, lo: int) -> Int64s:
+    """The positions of the rows, from their distances."""
     if not gaps.all():
         raise PeerError("two rows at one position")
     seqs: Int64s = np.cumsum(gaps, dtype=np.int64)

@@ -32,8 +32,9 @@ POSITION_MAX = 1 << 61  # all positions are below this
 _ONE_BY_ONE = 4  # up to this many positions, single insertions are faster than the bulk path
 _FEW_CLIPS = 4  # up to this many runs, `intersection` clips the other set by each of them
 _FEW_RUNS = 16  # up to this many runs, adding them one by one is faster than a merge
-_BUFFER_MIN = 8192
-_SCANS_PER_MERGE = 8  # `clip` merges the buffer once its scans have read 8 times as much as a merge
+_BUFFER_MIN = 8192  # the least size of a buffer, in positions
+# `clip` merges the buffer once its scans have read this many times as much as a merge would.
+_SCANS_PER_MERGE = 8
 _POSITIONS_PER_WORD = 2  # the bit map for sorting has one 64-bit word for this many positions
 
 
@@ -43,9 +44,12 @@ class IntervalSet:
     __slots__ = ("_buffer", "_buffered", "_his", "_looked", "_los")
 
     def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
+        # The starts and ends of the runs, in order.
         self._los = array("q")
         self._his = array("q")
-        self._buffer: Positions | None = None  # positions added but not merged yet, any order
+        # The first `_buffered` elements are positions that were added and not merged yet, in any
+        # order.
+        self._buffer: Positions | None = None
         self._buffered = 0
         self._looked = 0  # buffered positions that `clip` has scanned since the last merge
         for lo, hi in runs:
@@ -424,7 +428,7 @@ _ZERO = np.zeros(1, np.int64)
 
 
 class Kernels(NamedTuple):
-    """The compiled loops of runs.py."""
+    """The compiled loops of runs.py: `sort_positions`, `merge_positions`, `cover_positions`."""
 
     sort: Callable[[Positions, Positions, Positions, npt.NDArray[np.uint64]], int]
     merge: Callable[[Positions, Positions, Positions, Positions, Positions], int]

@@ -4,16 +4,18 @@ compiled.py has the compiler options. Importing this module loads all kernels he
 Each kernel has an equivalent in plain Python in tests/columns/twins.py.
 
 `put_keys` and the functions around it implement the hash table of keytable.py: open addressing with
-linear probing. A slot has two words. Long keys have a record in a second array, the *arena*:
+linear probing. A slot has two words of 64 bits. Keys of more than 8 bytes have a record in a second
+array of words, the *arena*:
 
     keys of up to 8 bytes   slot: the key, padded with zeros; position << 4 | length
     longer keys             slot: the key's hash;             place << 4 | LONG
                             arena[place:]: position, length, the key in words padded with zeros
 
-A slot whose second word is 0 is empty. Keys are compared byte by byte, never by hash alone, because
-a collision would make a live event void. The slot of a row is prefetched `_AHEAD` rows before it is
-needed, and its record in the arena half as many rows before. This hides most of the time of both
-cache misses.
+In the code, `word` is the first word of a slot, `mark` the second one, and `code` its lowest four
+bits: the key's length or LONG. A slot whose second word is 0 is empty. Keys are compared byte by
+byte, never by hash alone, because a collision would make a live event void. The slot of a row is
+prefetched `_AHEAD` rows before it is needed, and its record in the arena half as many rows before.
+This hides most of the time of both cache misses.
 """
 
 # Parameters are numpy arrays and numbers as the signatures say, which mypy cannot read.
@@ -86,12 +88,13 @@ def _word_of(data, start, length, seed, hash_mask):
 
 @helper
 def _home(word, code, seed, hash_mask, slot_mask):
-    """The slot where the search for a key starts."""
+    """The slot where the search for a key starts. `slot_mask` is the number of slots less 1."""
     return np.int64(mix(word ^ seed ^ (_U(code) << _U(56))) & hash_mask & _U(slot_mask))
 
 
 @helper
 def _same_key(arena, place, data, start, length):
+    """Whether the record at arena[place] is of the key of `length` bytes at data[start]."""
     if arena[place + 1] != _U(length):
         return False
     place += 2
@@ -123,6 +126,7 @@ def _find(slots, arena, slot, word, code, data, start, length):
 
 @helper
 def _position(slots, arena, slot):
+    """The position that a slot in use, or its record in the arena, holds."""
     found = np.int64(slots[2 * slot + 1] >> _FOUR)
     if slots[2 * slot + 1] & _CODE == _U(LONG):
         found = np.int64(arena[found])
@@ -135,18 +139,18 @@ def _position(slots, arena, slot):
 @kernel(
     types.int64(
         WORDS_OUT, WORDS_OUT,  # slots, arena
-        WORDS, WORDS,  # the table being left, or empty
+        WORDS, WORDS,  # old_slots, old_arena: of the table being replaced; else empty
         INT64S_OUT, types.uint64, types.uint64,  # counters, seed, hash_mask
         INT32S, BYTES, BOOLS, INT64S,  # keys, seqs
-        INT64S_OUT, WORDS_OUT, INT64S_OUT,  # replaced, scratch
+        INT64S_OUT, WORDS_OUT, INT64S_OUT,  # replaced; words and homes
     )
 )  # fmt: skip
 def put_keys(
     slots, arena, old_slots, old_arena, counters, seed, hash_mask,
     offsets, data, valid, seqs, replaced, words, homes,
 ):  # fmt: skip
-    """Enter each row as the newest of its key. Writes the positions that were the newest before to
-    `replaced`, and returns their number.
+    """Enter the position of each row (`seqs`) as the newest one of the row's key. Writes the
+    positions that were the newest before to `replaced`, and returns their number.
 
     `valid` of size 0 means no nulls; null keys are skipped. `counters` are the numbers of used
     slots and of used words of the arena. The caller has made both arrays large enough. While
@@ -159,6 +163,8 @@ def put_keys(
     leaving = old_slots.size > 0
     used, arena_used = counters[0], counters[1]
     count = 0
+    # Three rows are processed in each round: for row `ahead` the slot is prefetched, for the row
+    # _AHEAD / 2 before it the record in the arena, and the row _AHEAD before it is entered.
     for ahead in range(rows + _AHEAD):
         if ahead < rows and not (nullable and not valid[ahead]):
             start = np.int64(offsets[ahead])
@@ -170,7 +176,8 @@ def put_keys(
             prefetch(slots, 2 * home)
         row = ahead - _AHEAD // 2
         if arena_used > 0 and 0 <= row < rows:
-            home = homes[row & (RING - 1)] & slot_mask  # for a null key: of an earlier row
+            # For a null key this is the value of an earlier row, which does no harm.
+            home = homes[row & (RING - 1)] & slot_mask
             mark = slots[2 * home + 1]
             if mark & _CODE == _U(LONG):
                 prefetch(arena, np.int64(mark >> _FOUR))
@@ -282,7 +289,8 @@ def put_words(
     )
 )  # fmt: skip
 def move_keys(slots, arena, old_slots, old_arena, counters, seed, hash_mask, first, last, floor):
-    """Move the old table's slots [first, last) to the new one, except positions below `floor`."""
+    """Copy the old table's slots [first, last) to the new table, except those with positions below
+    `floor`, and those whose key is in the new table already."""
     slot_mask = slots.size // 2 - 1
     used, arena_used = counters[0], counters[1]
     for old in range(first, last):

@@ -23,8 +23,12 @@ __all__ = ["KeyTable"]
 
 _SLOTS_MIN: Final = 1 << 10
 _ROWS_STEP: Final = 1 << 13  # most rows of one kernel call: bounds how long a call takes
-_MOVES_PER_ROW: Final = 8  # old slots moved per row; more than 2 are needed to finish in time
-_ZEROS_PER_ROW: Final = 64  # words of the next table cleared per row; more than 32 are needed
+# Slots of the old table that are moved for each row that is entered. With more than 2, all are
+# moved before the new table is full.
+_MOVES_PER_ROW: Final = 8
+# Words of the next table that are cleared for each row that is entered. With more than 32, all are
+# cleared before the current table is full.
+_ZEROS_PER_ROW: Final = 64
 _AT_ONCE: Final = 1 << 16  # tables of up to this many slots are replaced in one step
 _ALL_VALID: Final[Bools] = np.empty(0, np.bool_)
 
@@ -46,19 +50,20 @@ class KeyTable:
         self._hash_mask = np.uint64(hash_mask)
         self._now: _Table = np.zeros(2 * _SLOTS_MIN, np.uint64), np.empty(0, np.uint64)
         self._next: _Words | None = None  # the next table's slots, while they are prepared
-        self._cleared = 0
+        self._cleared = 0  # words of `_next` that are cleared already
         self._old = _NO_TABLE  # the table being replaced
         self._moved = 0  # old slots already moved
         self._counters = np.zeros(2, np.int64)  # used slots, used arena words
-        self._words = np.empty(kernels.RING, np.uint64)  # scratch
+        # Memory that the kernels use during a call (`_replaced` has their results).
+        self._words = np.empty(kernels.RING, np.uint64)
         self._homes = np.zeros(kernels.RING, np.int64)
         self._replaced = np.empty(_ROWS_STEP, np.int64)
         self._end = 1  # all positions entered are below it
         self.floor = 1  # every position below is known to be void
 
     def put(self, keys: Column, seqs: Int64s) -> Int64s:
-        """Enter rows at rising positions. Returns the positions they made obsolete, in any
-        order."""
+        """Enter rows with these keys, at these rising positions. Returns the positions that are now
+        obsolete, because a later one has the same key, in any order."""
         rows = seqs.size
         offsets = np.ascontiguousarray(keys.offsets, np.int32)
         data = np.ascontiguousarray(keys.data, np.uint8)
@@ -117,6 +122,7 @@ class KeyTable:
         return column.data[start : start + 8 * rows].data
 
     def _put_joined(self, words: list[Body], rows: int, lo: int) -> Int64s:
+        """`put` for keys of 8 bytes each, at the positions from `lo` on."""
         joined = words[0] if len(words) == 1 else b"".join(words)
         data = np.frombuffer(joined, np.uint8)
         self._end = lo + rows
@@ -128,6 +134,7 @@ class KeyTable:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _put(self, offsets: Any, data: Bytes, valid: Bools, seqs: Int64s) -> Int64s:
+        """`put` for at most _ROWS_STEP rows. The result is valid until the next call."""
         rows = seqs.size
         start = int(offsets[0])
         size = int(offsets[-1]) - start
@@ -142,6 +149,8 @@ class KeyTable:
         return self._replaced[:count]
 
     def _put_words(self, start: int, data: Bytes, rows: int, lo: int, seqs: Int64s) -> Int64s:
+        """`_put` for keys of 8 bytes each, the first one at data[start]. If `seqs` is empty, the
+        rows have the positions from `lo` on."""
         self._make_room(rows, 0)
         count = self._kernels.put_words(
             self._now[0], self._old[0], _NO_WORDS, self._counters, self._seed,
@@ -166,16 +175,17 @@ class KeyTable:
 
     def _make_room(self, rows: int, arena_need: int) -> None:
         """Make sure that there are slots for `rows` more keys, and room for their bytes."""
-        left = self._old[0].size // 2
-        if left:
+        old_count = self._old[0].size // 2  # a slot has two words
+        if old_count:
             self._move(_MOVES_PER_ROW * rows + _SLOTS_MIN)
         used, arena_used = self._counters.tolist()
         slots, arena = self._now
-        if used + rows > slots.size // 4 and slots.size // 2 > _AT_ONCE:
+        count = slots.size // 2
+        if used + rows > count // 2 and count > _AT_ONCE:
             self._prepare(_ZEROS_PER_ROW * rows)
-        if used + rows > slots.size // 2 * 5 // 8:
-            self._move(left)
-            self._leave(rows, arena_need)
+        if used + rows > count * 5 // 8:  # fuller tables are slow to search
+            self._move(old_count)  # all that are left
+            self._replace(rows, arena_need)
         elif arena_used + arena_need > arena.size:
             grown = np.empty(2 * (arena_used + arena_need), np.uint64)
             grown[:arena_used] = arena[:arena_used]
@@ -206,8 +216,9 @@ class KeyTable:
         carried = min(slots * 5 // 8, max(0, self._end - self.floor) + room)
         return max(_SLOTS_MIN, 1 << ((carried + room + rows) * 8 // 5).bit_length())
 
-    def _leave(self, rows: int, arena_need: int) -> None:
-        """Switch to a larger table, or to one of the same size if many positions are void."""
+    def _replace(self, rows: int, arena_need: int) -> None:
+        """Begin to replace the table by a larger one, or by one of the same size if many positions
+        are void."""
         arena_used = int(self._counters[1])
         before = self._now[0].size // 2
         slots = self._slots_next(rows)
@@ -226,13 +237,13 @@ class KeyTable:
 
     def _move(self, count: int) -> None:
         """Move `count` more slots from the table being replaced."""
-        left = self._old[0].size // 2
-        first, last = self._moved, min(left, self._moved + count)
+        old_count = self._old[0].size // 2
+        first, last = self._moved, min(old_count, self._moved + count)
         if first < last:
             self._kernels.move_keys(
                 *self._now, *self._old, self._counters, self._seed, self._hash_mask,
                 first, last, self.floor,
             )  # fmt: skip
             self._moved = last
-        if left and last == left:
+        if old_count and last == old_count:
             self._old = _NO_TABLE

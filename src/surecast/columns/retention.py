@@ -9,7 +9,7 @@ joined, on how events were divided into batches, or on whether batches were comp
 were fed.
 
 The rules:
-- A GC event makes only positions below its own void. The same holds for an event under
+- A GC event can make only positions below its own position void. The same holds for an event under
   LatestPerKey.
 - A position made void by a GC event has the event's reason (COLLECTED or EXPIRED). The reason is
   SUPERSEDED under LatestPerKey, and EXPIRED under KeepLast.
@@ -17,7 +17,7 @@ The rules:
   have this rule's reason, also those that were void before. So void ranges merge, and their number
   does not grow with the stream. Under all other rules (by key, tag or time) positions that are
   already void keep their reason, because a replica may not know their keys and times.
-- The rule of a fed event itself is applied before KeepLast.
+- When an event is fed, its own rule is applied first, then KeepLast.
 - Replicas may have different reasons for a position. Example: event B supersedes event A, and is
   then collected by key or time. A replica that is fed a void position in place of B does not know
   B's key. It makes A void only when it applies the GC event, with that event's reason. The void
@@ -140,12 +140,13 @@ _ALL_VALID: Final = np.empty(0, np.bool_)
 
 
 def _value(batch: Batch) -> bytes:
+    """The value of the only event of a COLLECT or CONFIG batch."""
     return batch.values().data.tobytes()
 
 
 # ---------------------------------------------------------------- the index
 
-Read = Callable[[int, int], Iterable[Batch]]
+Read = Callable[[int, int], Iterable[Batch]]  # read(lo, hi) returns the batches of [lo, hi)
 
 
 class Counts(NamedTuple):
@@ -167,10 +168,12 @@ class RetentionIndex:
         self.voids = {reason: IntervalSet() for reason in REASONS}  # no position is in two sets
         self.end = 1  # the first position not fed
         self.ended = 0  # the position of the End event; 0: the stream is not deleted
-        self._low = 1  # below it only CONFIG events are live
-        self._below = (NONE, 1)  # (reason, hi): all void positions below hi have this reason
+        self._low = 1  # below this position, only CONFIG events are live
+        # (reason, hi): all void positions below hi have this reason, by the last `_void_below`.
+        self._below = (NONE, 1)
         self._configs = IntervalSet()  # positions of CONFIG events, which no rule voids
         self._spans = _TimeSpans()
+        # The newest position of each key; None if the policy is not LatestPerKey.
         self._keys = KeyTable() if isinstance(policy, LatestPerKey) else None
 
     def feed(self, batch: Batch, read: Read) -> None:
@@ -243,7 +246,8 @@ class RetentionIndex:
             raise problem
 
     def apply(self, batch: Batch) -> list[Batch]:
-        """`batch` without the rows that are void by now. It, or a batch that contains it, was fed.
+        """`batch` without the rows that are void now. The batch must have been fed, alone or as a
+        part of another one.
 
         All its positions stay covered. Returns one batch, or several if reasons differ.
         """
@@ -295,6 +299,7 @@ class RetentionIndex:
             raise ValueError(f"{batch!r} follows the end of a deleted stream")
 
     def _put(self, batch: Batch, keys: KeyTable) -> None:
+        """Under LatestPerKey: make the earlier events with the keys of `batch` void."""
         self._void_many(keys.put(batch.keys(), batch.seqs()), SUPERSEDED)
 
     def _collect(self, predicate: Predicate, reason: int, read: Read) -> None:
@@ -378,11 +383,13 @@ class _TimeSpans:
     __slots__ = ("_ends", "_firsts", "_lasts")
 
     def __init__(self) -> None:
+        # For each span: the position after it, and the times of its first and last row.
         self._ends = array("q")
         self._firsts = array("q")
         self._lasts = array("q")
 
     def append(self, batch: Batch) -> None:
+        """Add the next batch: extend the last span, or begin a new one."""
         first = last = batch.time_ns
         lasts = self._lasts
         if batch.rows and batch.explicit:
@@ -402,15 +409,16 @@ class _TimeSpans:
         self._ends.append(batch.hi)
         self._firsts.append(first)
         lasts.append(last)
-        if len(lasts) > _SPANS_MAX:
+        if len(lasts) > _SPANS_MAX:  # join pairs of spans
             self._ends = self._ends[1::2]
             self._firsts = self._firsts[:-1:2]
             self._lasts = lasts[1::2]
 
     def find(self, time_ns: int, end: int) -> tuple[int, int]:
-        """A range [lo, hi), often empty: the first row at or after `time_ns` is in it or at hi.
+        """A range [lo, hi): all rows below lo are older than `time_ns`, and no row from hi on is.
 
-        All rows below lo are older.
+        So the first row at or after `time_ns` is in this range or at hi. The range is often empty;
+        it ends at `end` at the latest.
         """
         span = bisect_left(self._lasts, time_ns)
         lo = self._ends[span - 1] if span else 1

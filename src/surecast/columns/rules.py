@@ -36,7 +36,7 @@ __all__ = [
     "encode_policy",
 ]
 
-_NUMBER_MAX: Final = (1 << 62) - 1
+_NUMBER_MAX: Final = (1 << 62) - 1  # the largest number in a policy or predicate
 
 
 class _Policy(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -54,7 +54,8 @@ class KeepLast(_Policy, frozen=True, tag="last"):
 
 
 class KeepFor(_Policy, frozen=True, tag="for"):
-    """Keep events for `ns`; the stream's head appends the GC events that expire older ones."""
+    """Keep events for `ns` nanoseconds. The head of the stream's owner appends GC events that make
+    older events void."""
 
     ns: int
 
@@ -102,8 +103,8 @@ Policy = KeepAll | KeepLast | KeepFor | LatestPerKey
 
 
 class End(msgspec.Struct, frozen=True, tag="end", forbid_unknown_fields=True):
-    """The stream is deleted. A CONFIG event with this value is the last event of its stream: it
-    makes every event before it void, and no position after it is assigned."""
+    """The value of the CONFIG event with which a stream is deleted. This is the last event of the
+    stream: it makes every event before it void, and no position after it is assigned."""
 
 
 Predicate = BeforeSeq | BeforeTime | KeyIs | KeyPrefix | TagIs
@@ -159,7 +160,7 @@ def check_predicate(predicate: Predicate) -> None:
 
 
 def _fits(rule: Policy | Predicate | End, least: int) -> bool:
-    """Whether the number in a rule, if it has one, can be stored and compared."""
+    """Whether the number in a rule, if it has one, is from `least` to _NUMBER_MAX."""
     match rule:
         case KeepLast(number) | KeepFor(number) | BeforeSeq(number) | BeforeTime(number):
             return type(number) is int and least <= number <= _NUMBER_MAX
@@ -170,13 +171,13 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes | memoryview) -> 
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError) as problem:
-        raise PeerError(f"no retention rule: {problem}") from problem
+        raise PeerError(f"not a valid retention rule: {problem}") from problem
 
 
 def check_event(batch: Batch, policy: Policy) -> None:
     """Raise PeerError or UsageError for a COLLECT or CONFIG event that a replica cannot apply.
 
-    Called before an event gets its position.
+    `policy` is the stream's. Called before an event gets its position.
     """
     if batch.kind == CONFIG:
         decode_config(batch.values().data.tobytes())

@@ -1,8 +1,8 @@
 """Compiled loops over sets of positions, for the costly operations of large IntervalSets.
 
-If numba is not loaded, intervals.py does the same with numpy. Of the positions to be sorted, most
-are close to the highest one. These are sorted with a bit map, and all others with a radix sort of
-eleven bits at a time.
+As long as no kernels are loaded, intervals.py does the same with numpy. Of the positions to be
+sorted, most are close to the highest one. These are sorted with a bit map, and all others with a
+radix sort of eleven bits at a time.
 """
 
 # Parameters are numpy arrays and numbers as the signatures say, which mypy cannot read.
@@ -27,8 +27,8 @@ _PLACES = np.zeros(64, np.int64)
 for _place in range(64):
     _PLACES[(int(_DE_BRUIJN) << _place & 0xFFFF_FFFF_FFFF_FFFF) >> 58] = _place
 
-_BITS = 11
-DIGITS = 1 << _BITS  # size of the scratch array of counts
+_BITS = 11  # of a digit of the radix sort
+DIGITS = 1 << _BITS  # size of the scratch array `counts`
 
 
 @helper
@@ -95,7 +95,8 @@ def sort_positions(positions, out, counts, bits):
 
 @kernel(types.int64(INT64S, INT64S, INT64S, INT64S_OUT, INT64S_OUT))
 def merge_positions(los, his, positions, out_los, out_his):
-    """Write the union of sorted runs and sorted positions, as runs; returns their number."""
+    """Write the union of the sorted runs [los[i], his[i]) and the sorted positions to `out_los` and
+    `out_his`, as runs. Returns the number of runs."""
     run = at = count = 0
     while at < positions.size:
         lo = positions[at]
@@ -130,7 +131,8 @@ def merge_positions(los, his, positions, out_los, out_his):
 
 @kernel(types.void(INT64S, INT64S, INT64S, BOOLS_OUT))
 def cover_positions(los, his, positions, covered):
-    """Write for each position whether it is in one of the runs. Both are in rising order."""
+    """Write for each position whether it is in one of the runs. Runs and positions are in rising
+    order."""
     run = 0
     for index in range(positions.size):
         position = positions[index]

@@ -2,8 +2,8 @@
 
 If Spark runs a batch of a query again, the sink compares this checksum of its rows with that of the
 first run. Every row is hashed (name of the stream, key, value and tag), and the hashes are added.
-Other rows, or one row twice, give the same sum only with probability 2^-64. This detects mistakes;
-it is no protection against forgery.
+The sum of different rows, or of the same rows with one row twice, is equal only with probability
+2^-64. This detects mistakes; it is no protection against forgery.
 
 Importing this module loads numba and the kernel below, but not those of kernels.py.
 """
@@ -49,7 +49,7 @@ def hash_column(offsets, data, valid, hashes):
     for row in range(offsets.size - 1):
         start = np.int64(offsets[row])
         length = np.int64(offsets[row + 1]) - start
-        mark = _U(length + 1)
+        mark = _U(length + 1)  # different for each length, and for a null
         if nullable and not valid[row]:
             length, mark = np.int64(0), _U(0)
         hashes[row] = mix(stir(mix(hashes[row] ^ mark), data, start, length))

@@ -16,6 +16,7 @@ __all__ = ["NUMBER_MAX", "SIZE_MAX", "pack", "unpack"]
 
 Numbers = npt.NDArray[np.int64]
 
+# Limits of one number:
 SIZE_MAX: Final = 9  # bytes of a number, 7 bits each
 NUMBER_MAX: Final = 1 << 61
 _FEW: Final = 64  # up to this many numbers, or bytes, a plain loop is faster

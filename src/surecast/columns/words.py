@@ -19,6 +19,7 @@ from surecast.columns.compiled import Kernel, helper
 
 __all__ = ["MUL", "PHI", "mix", "prefetch", "stir", "tail", "word_at"]
 
+# Odd constants with which hashes are multiplied.
 PHI = np.uint64(0x9E3779B97F4A7C15)
 MUL = np.uint64(0xD6E8FEB86659FD93)
 _U = np.uint64
@@ -54,6 +55,7 @@ def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
         number = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
         call = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
+        # For writing; into the cache nearest to the processor; as data.
         builder.call(call, [place, number(1), number(3), number(1)])
         return context.get_dummy_value()
 
@@ -83,8 +85,8 @@ def mix(word):
 
 @helper
 def stir(digest, data, start, length):
-    """`digest` with `length` bytes from `start` mixed in. The last word is padded with zeros, so
-    the caller must mix in the length, too."""
+    """The hash `digest`, with `length` bytes from `start` mixed in. The last word is padded with
+    zeros, so the caller must mix in the length, too."""
     stop = start + length
     while start + 8 <= stop:
         digest = (digest ^ word_at(data, start)) * PHI

@@ -46,11 +46,12 @@ __all__ = [
     "unplain",
 ]
 
-DIGEST_SIZE: Final = 8
+DIGEST_SIZE: Final = 8  # bytes
 # MessagePack extensions:
 _BATCH: Final = 1  # the header of a batch
 _ENCLOSED: Final = 2  # an enclosed message, as `plain` encodes it
 _SCALARS: Final = frozenset((type(None), bool, int, float, str, bytes))
+# Types whose main content is another struct → the field with this struct.
 _CARRIES: Final[dict[type, str]] = {
     Send: "message", Emit: "event", PassDown: "command", Received: "message", FromBelow: "event",
     Command: "input",
@@ -76,7 +77,7 @@ def name_of(kind: type) -> str:
 
 
 def label_of(kind: type) -> str:
-    """The name without a module: for people to read."""
+    """The name of a type without its module, for people to read."""
     return name_of(kind).rpartition(":")[2]
 
 
@@ -87,7 +88,7 @@ class Form(NamedTuple):
     carries: str  # the field whose value's type is recorded as well, or ""
     fields: tuple[tuple[str, bool], ...]  # for each field of a struct: its name, whether it is open
     open: tuple[str, ...]  # the names of open fields, which may hold values of any type
-    easy: bool  # a struct without open fields
+    easy: bool  # a struct without open fields, which MessagePack encodes without loss
 
 
 class _Forms(dict[type, Form]):
@@ -189,9 +190,9 @@ def _extension(value: Any) -> msgspec.msgpack.Ext:
     if isinstance(value, Enclosed):
         return msgspec.msgpack.Ext(_ENCLOSED, _ENCODE(plain(value.message)))
     if not isinstance(value, Batch):
-        raise TypeError(f"{type(value).__name__} has no form")
+        raise TypeError(f"{type(value).__name__} cannot be encoded")
     if value.body is None:
-        raise TypeError("a synthetic batch has no body to tell it from others")
+        raise TypeError("a synthetic batch has no body, so it cannot be told from others")
     header = (
         value.kind, value.stream_id, value.schema_id, value.publisher, value.pub_no, value.lo,
         value.count, value.rows, value.time_ns, value.epoch, value.reason, value.body_crc,
@@ -206,17 +207,19 @@ _ENCODE: Final = msgspec.msgpack.Encoder(enc_hook=_extension).encode
 
 # ---------------------------------------------------------------- any value
 
-_SMALL: Final = 1 << 63
+_INTEGER_END: Final = 1 << 63  # MessagePack encodes integers from -_INTEGER_END to below this
 
 
 def plain(value: Any) -> Any:
     """A value in a form that MessagePack encodes without loss; `unplain` is the inverse.
 
     A tuple becomes a list. Anything that is neither a scalar nor a tuple becomes a dict of one
-    entry. Batches and enclosed messages are left as they are: the encoder handles them.
+    entry: {"i": text} for a large integer, {"l": items} for a list, {"d": [[key, value], ...]} for
+    a dict, {"s": [type name, field, ...]} for a struct. Batches and enclosed messages are left as
+    they are: the encoder handles them.
     """
     kind = type(value)
-    if kind is int and not -_SMALL <= value < _SMALL:
+    if kind is int and not -_INTEGER_END <= value < _INTEGER_END:
         return {"i": str(value)}
     if kind in _SCALARS or kind is Batch or kind is Enclosed:
         return value

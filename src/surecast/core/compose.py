@@ -9,8 +9,8 @@ composition may be a part of another one; the result is one flat table, so nesti
 Which layer an input or effect goes to:
 
 * A received message: the layer that lists its type in `messages`. If none does, it is dropped.
-* A fired timer, the end of a pass, a completion from the disk: the layer that asked for it. Keys
-  and tokens contain its name.
+* A fired timer, the end of a pass (`core.types`), a completion from the disk: the layer that
+  requested it. Keys and tokens contain the layer's name.
 * A `Command` of the owner (the program that runs the node): the layer it names.
 * Start and ClockSet: every layer. PeerUp, PeerDown, Congested, Writable: every layer that handles
   it. The lowest layer comes first.
@@ -25,12 +25,13 @@ The effects of a step are routed in order, depth first: all steps that one effec
 layers are run before the next effect is routed.
 
 **The disk.** Each layer has its own states and logs. For writing, a composition prefixes the names
-of a layer's states with the layer's name, and adds the layer's tag to the effects that write to
-logs. For reading, a layer gets a `Scope`, with which it can read its own states and logs, and the
-logs of the layers below. A log belongs to the layer that appended to it first; an append by another
-layer fails. If only the batches of a log could be salvaged from a damaged folder, it is not known
-which layer owned it. All layers can read such a log, and it belongs to the next layer that appends
-to it. The state `DAMAGE` concerns the whole disk and is the same for every layer.
+of a layer's states with the layer's name, and adds the layer's *tag* (`scope_tag`, a number) to the
+effects that write to logs. For reading, a layer gets a `Scope`, with which it can read its own
+states and logs, and the logs of the layers below. A log belongs to the layer that appended to it
+first; an append by another layer fails. If only the batches of a log could be salvaged from a
+damaged folder, it is not known to which layer it belonged. All layers can read such a log, and it
+belongs to the next layer that appends to it. The state `DAMAGE` concerns the whole disk and is the
+same for every layer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -77,9 +78,10 @@ from surecast.errors import ConfigError, UsageError
 
 __all__ = ["NO_SCOPE", "Composition", "Layer", "Scope", "compose", "scope_tag"]
 
-NO_SCOPE = 0  # for a machine without layers, and for logs whose owner is not known
+NO_SCOPE = 0  # the tag of a machine without layers, and of logs whose layer is not known
 
-_BROADCAST = frozenset((Start, ClockSet))  # they also go to layers that do not list them
+_BROADCAST = frozenset((Start, ClockSet))  # inputs for all layers, also those that do not list them
+# Inputs without a key, token or message that names one layer.
 _FROM_THE_DRIVER = frozenset((Start, ClockSet, PeerUp, PeerDown, Congested, Writable))
 
 
@@ -137,6 +139,7 @@ class Composition:
         self._names = tuple(layers)
         self._scopes = [scope_tag(name) for name in layers]
         assert len(set(self._scopes)) == len(layers), f"two of {self._names} have the same tag"
+        # A layer's number is its index, lowest first. The other fields refer to layers by number.
         self._numbers = {name: number for number, name in enumerate(layers)}
         self._steps: list[Callable[[int, Any], list[Any]]] = [
             layer.step for layer in layers.values()
@@ -144,8 +147,9 @@ class Composition:
         self._by_message: dict[type, int] = {}
         # Input type → the layers it goes to, for inputs that may go to several layers.
         self._receivers: dict[type, tuple[int, ...]] = {}
-        # For each layer: the layers directly above; by `to` and type, the layers that take an
-        # event; by type, the layer below that takes a command.
+        # For each layer: the layers directly above it (`_above`); the layers that take its events,
+        # by `Emit.to` and type of event (`_takers`); the layer that takes its commands, by type of
+        # command (`_below`). The last two are filled when first needed.
         self._above = [self._users(number) for number in range(len(layers))]
         self._takers: list[dict[str, dict[type, tuple[int, ...]]]] = [{} for _ in layers]
         self._below: list[dict[type, int]] = [{} for _ in layers]
@@ -232,7 +236,7 @@ class Composition:
         steps, takers, lower = self._steps, self._takers, self._below
         while todo:
             number, inp = todo.pop()
-            moving: list[tuple[int, Any]] = []
+            moving: list[tuple[int, Any]] = []  # the inputs that this step causes in other layers
             for effect in steps[number](now_ns, inp):
                 kind = type(effect)
                 if kind is Send:
@@ -254,7 +258,7 @@ class Composition:
                     moving.append((below, command))
                 else:
                     self._route(number, effect, moving, out)
-            if moving:
+            if moving:  # put the first one on top of the stack
                 moving.reverse()
                 todo += moving
         return out
@@ -262,6 +266,8 @@ class Composition:
     def _route(
         self, number: int, effect: Any, moving: list[tuple[int, Any]], out: list[Any]
     ) -> None:
+        """Route an effect of layer `number`: to the driver (`out`), with the layer's name and tag,
+        or to the layers above (`moving`)."""
         kind = type(effect)
         if kind is Append:
             token = (self._names[number], effect.token)
@@ -288,6 +294,7 @@ class Composition:
     def _emit(
         self, number: int, effect: Emit, moving: list[tuple[int, Any]], out: list[Any]
     ) -> None:
+        """Route an event of layer `number` to the owner (`out`) or to layers above (`moving`)."""
         to = effect.to
         if to == OWNER or (not to and not self._above[number]):
             out.append(Emit(effect.event) if to else effect)
@@ -301,6 +308,7 @@ class Composition:
         takers = known.get(kind)
         if takers is None:
             layers, names = self._list, self._names
+            # "sprinkler.*" → "sprinkler."; without ".*" a text with which no name begins.
             family = to.removesuffix("*") if to.endswith(".*") else "\0"
             named = [
                 above
@@ -327,7 +335,7 @@ class Composition:
 
 @cache
 def scope_tag(layer: str) -> int:
-    """The number that stands for a layer in files: 24 bits, never 0."""
+    """A layer's tag: the number that identifies the layer in files (24 bits, never 0)."""
     return crc32(layer.encode()) % 0xFFFFFF + 1
 
 
@@ -337,32 +345,33 @@ def _state_name(layer: str, name: str) -> str:
 
 
 class Scope:
-    """A `core.types.Disk` for one layer; `below` are the other layers whose logs it can read."""
+    """The disk as one layer sees it, a `core.types.Disk`. `below` are the other layers whose logs
+    this layer can read; all other logs appear to be empty."""
 
     def __init__(self, disk: Disk, layer: str, below: Sequence[str] = ()) -> None:
         self._disk = disk
         self._layer = layer
-        self._seen = frozenset((NO_SCOPE, scope_tag(layer), *map(scope_tag, below)))
+        self._visible = frozenset((NO_SCOPE, scope_tag(layer), *map(scope_tag, below)))
 
     def scope_of(self, log: LogId) -> int:
         return self._disk.scope_of(log)
 
     def logs(self) -> list[LogId]:
-        return [log for log in self._disk.logs() if self._disk.scope_of(log) in self._seen]
+        return [log for log in self._disk.logs() if self._disk.scope_of(log) in self._visible]
 
     def end(self, log: LogId) -> int:
-        return self._disk.end(log) if self._disk.scope_of(log) in self._seen else 1
+        return self._disk.end(log) if self._disk.scope_of(log) in self._visible else 1
 
     def read(self, log: LogId, lo: int, hi: int, nbytes_max: int) -> list[Batch]:
-        if self._disk.scope_of(log) not in self._seen:
+        if self._disk.scope_of(log) not in self._visible:
             return []
         return self._disk.read(log, lo, hi, nbytes_max)
 
     def holes(self, log: LogId) -> list[tuple[int, int]]:
-        return self._disk.holes(log) if self._disk.scope_of(log) in self._seen else []
+        return self._disk.holes(log) if self._disk.scope_of(log) in self._visible else []
 
     def first_at(self, log: LogId, time_ns: int, lo: int, hi: int) -> int:
-        if self._disk.scope_of(log) not in self._seen:
+        if self._disk.scope_of(log) not in self._visible:
             return hi
         return self._disk.first_at(log, time_ns, lo, hi)
 

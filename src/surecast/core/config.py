@@ -32,7 +32,7 @@ Source = Mapping[str, Any] | str | bytes  # a parsed document, or TOML text
 
 SECRET_KEYS = ("token",)  # their values are not shown in errors
 
-_NS = {
+_NS = {  # unit → nanoseconds
     "ns": 1,
     "us": 1_000,
     "ms": 1_000_000,
@@ -41,11 +41,13 @@ _NS = {
     "h": 3_600 * 10**9,
     "d": 86_400 * 10**9,
 }
+# unit → bytes
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9} | {
     "KiB": 1 << 10,
     "MiB": 1 << 20,
     "GiB": 1 << 30,
 }
+# An amount and a unit: "100ms", "1.5 s".
 _QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]+)", re.ASCII)
 _NS_NAME = re.compile(r"(^|_)ns(_max|_min)?$")
 _BYTES_NAME = re.compile(r"(^|_)bytes(_max|_min)?$")
@@ -72,7 +74,7 @@ def load(
     """Make a `cls` from one `section` ("sprinkler", "server.limits"; "" is the whole document).
 
     An absent section counts as empty: the defaults apply, and a key without a default is reported
-    as missing. `given` has the fields that the caller sets itself; the file must not set them.
+    as missing. `given` has the fields that the caller sets itself; `source` must not set them.
     """
     table: Any = parse(source)
     path: list[str] = []
@@ -185,9 +187,9 @@ def _quantity(text: str, units: Mapping[str, int], what: str, base: str, example
     return amount.numerator
 
 
-def _refuse_unknown(given: Iterable[str], allowed: Iterable[str], section: str, what: str) -> None:
+def _refuse_unknown(found: Iterable[str], allowed: Iterable[str], section: str, what: str) -> None:
     names = list(allowed)
-    for name in given:
+    for name in found:
         if name in names:
             continue
         near = difflib.get_close_matches(str(name), names, n=1)

@@ -8,8 +8,8 @@ __all__ = ["read_through"]
 
 
 def read_through(disk: Disk, log: LogId, lo: int, hi: int, nbytes_max: int) -> Iterator[Batch]:
-    """Yields all batches of [lo, hi); the log must contain them. One read of the disk returns
-    about `nbytes_max`."""
+    """Yields all batches of [lo, hi); the log must contain these positions. One read of the disk
+    returns about `nbytes_max` bytes."""
     while lo < hi:
         batches = disk.read(log, lo, hi, nbytes_max)
         assert batches, f"log {log.hex()[:8]} does not hold position {lo}"

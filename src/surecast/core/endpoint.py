@@ -61,13 +61,13 @@ class Open(Input):
 
 
 class Offer(Input):
-    """Publish these values, in this order, after all earlier offers."""
+    """Publish these values as one event each, in this order, after all earlier offers."""
 
     stream: LogId
     values: list[bytes]
     keys: list[bytes | None] | None = None
     tags: list[bytes | None] | None = None
-    kind: int = 1  # DATA; COLLECT and CONFIG take one encoded value
+    kind: int = 1  # as in `columns.batch`: 1 is DATA; COLLECT and CONFIG take one encoded value
 
 
 class OfferBatch(Input):
@@ -120,7 +120,7 @@ class Inquire(Input):
 
 
 class Drop(Input):
-    """The answers to `token` are no longer of interest."""
+    """End the question that has this token: emit no further answers to it."""
 
     token: int
 
@@ -134,14 +134,18 @@ class Drain(Input):
 
 class WhichStreams(msgspec.Struct, gc=False, frozen=True):
     """Which streams match `pattern`? After the first answer, further answers report new streams,
-    until Drop. An answer has `infos`, `ends`, `complete` and `why`."""
+    until Drop.
+
+    An answer has `infos` (StreamInfo), `ends` (of these streams), `complete` (false: another answer
+    with more streams follows) and `why`.
+    """
 
     pattern: str
 
 
 class WhereIs(msgspec.Struct, gc=False, frozen=True):
-    """From which position on (`seq` of the answer) are events at or after `time_ns`? A `time_ns`
-    of -1 asks for the end of the stream."""
+    """What is the first position (`seq` of the answer) of an event at or after `time_ns`? A
+    `time_ns` of -1 asks for the end of the stream."""
 
     stream: LogId
     time_ns: int
@@ -161,15 +165,16 @@ class MoveCursor(msgspec.Struct, gc=False, frozen=True):
     """Save these positions: all events below them are processed. Answered when they are stored."""
 
     name: str
-    holder: bytes
-    positions: dict[bytes, int]
+    holder: bytes  # as in TakeCursor
+    positions: dict[bytes, int]  # stream id → position
 
 
 class WhichCursors(msgspec.Struct, gc=False, frozen=True):
-    """Which named subscriptions exist? An answer is a page: `cursors`, `after` (where the next
-    page begins), `complete` and `why`."""
+    """Which named subscriptions exist? An answer is a page: `cursors` (CursorState), `after` (with
+    which to request the next page), `complete` (this is the last page) and `why`."""
 
-    name: str = ""  # only this one
+    name: str = ""  # not empty: only the subscription of this name
+    # The name and stream id of the last entry of the previous page; empty: the first page.
     after: tuple[str, bytes] = ("", b"")
 
 
@@ -179,13 +184,14 @@ class ResetCursor(msgspec.Struct, gc=False, frozen=True):
     the change is stored."""
 
     name: str
-    change: bytes  # 16 random bytes, of this request
-    positions: dict[bytes, int]
+    change: bytes  # 16 random bytes that identify this request, also if it is repeated
+    positions: dict[bytes, int]  # stream id → position
     force: bool
 
 
 class DeleteCursor(msgspec.Struct, gc=False, frozen=True):
-    """Delete a named subscription. Its holder is fenced, and `force` works, as in ResetCursor."""
+    """Delete a named subscription, and fence its holder. `change` and `force`: as in
+    ResetCursor."""
 
     name: str
     change: bytes
@@ -211,39 +217,50 @@ class Following(msgspec.Struct, gc=False):
 
 
 class Answered(msgspec.Struct, gc=False):
-    """An answer to the question of an `Inquire`. An answer with a `why` is the last one."""
+    """An answer to the question of an `Inquire`.
+
+    `answer` is a message with the fields that the question documents. Its `why` is empty, or says
+    why the question cannot be answered: then this answer is the last one.
+    """
 
     token: int
     answer: Any
 
 
 class Acked(msgspec.Struct, gc=False):
-    """A publish is acknowledged; its first event has position `seq`.
+    """The region has acknowledged a publish: its events are committed. The first one is at position
+    `seq`.
 
     If `seq` is 0, the publish was a retry by a named publisher, and the batch was accepted so long
     ago that its position is no longer known.
     """
 
     stream: LogId
-    pub_no: int
-    count: int
+    pub_no: int  # the publisher's number of the first event
+    count: int  # number of events
     seq: int
-    token: int = 0  # of OfferBatch
+    token: int = 0  # of the OfferBatch; 0 for an Offer
 
 
 class Failed(msgspec.Struct, gc=False):
     """A publish failed, and a retry of the same batch cannot succeed.
 
-    `why` is mismatch, expired, bad-event, quarantined, deleted, too-many-deleted, owner-unreachable
-    or history-lost. With history-lost, the region has lost events that it had acknowledged, by an
-    operator's decision. With owner-unreachable, it is not known whether the owner of the stream
-    accepted the batch before it became unreachable.
+    `why` is one of these:
+    mismatch: another batch has the same publisher and number.
+    expired: the region no longer knows which batches it has accepted from this publisher.
+    bad-event: the stream cannot apply the event.
+    quarantined: the stream's log cannot be indexed.
+    deleted: the stream was deleted.
+    too-many-deleted: the stream cannot be deleted, because the limit of deleted streams is reached.
+    owner-unreachable: the stream's owner could not be reached; it is not known whether it had
+    accepted the batch before.
+    history-lost: the region has lost events that it had acknowledged, by an operator's decision.
     """
 
     stream: LogId
     pub_no: int
     why: str
-    token: int = 0
+    token: int = 0  # of the OfferBatch; 0 for an Offer
 
 
 class Short(msgspec.Struct, gc=False):
@@ -296,8 +313,8 @@ class Place:
     """Where a client is: the servers it uses, and its limits."""
 
     region: str
-    servers: tuple[Peer, ...]  # of its region
-    mesh: bool = False  # it listens, and may receive events from other clients
+    servers: tuple[Peer, ...]  # of the region
+    mesh: bool = False  # the client has a port, and may exchange events with other clients
     streams_max: int = 1_000  # most streams that one reader follows
     owner_timeout_ns: int = 10 * SECOND  # publishing fails if the owner is unreachable this long
 
@@ -324,7 +341,7 @@ class Delivery(Protocol):
 
     @property
     def acks(self) -> tuple[str, ...]:
-        """The levels of acknowledgement that it offers, weakest first."""
+        """The levels of acknowledgement that publishers may request, weakest first."""
 
     def check(self, spec: StreamSpec) -> None:
         """Raise UsageError if no stream can be opened with `spec`."""

@@ -19,10 +19,11 @@ class Parts:
     """Collects the received parts of one state. A session delivers parts in order or not at all."""
 
     def __init__(self) -> None:
-        self._got = bytearray()
+        self._got = bytearray()  # the parts received so far, joined
 
     def take(self, at: int, data: bytes, total: int) -> bytes | None:
-        """Add a part. Returns the whole state with its last part, else None.
+        """Add the part at offset `at` of a state of `total` bytes. With the last part, returns the
+        whole state, else None.
 
         A part at an unexpected offset discards what was collected.
         """

@@ -33,7 +33,7 @@ class NodeContext(msgspec.Struct, frozen=True):
 
     name: str
     rng: Random  # for this start only: seeded by (seed, name, incarnation)
-    disk: Disk  # as it was when the node last stopped
+    disk: Disk  # the node's disk, with what its earlier runs have stored
     incarnation: int  # 1, 2, ...
 
 
@@ -47,9 +47,9 @@ class HandlerMachine:
     inputs: ClassVar[dict[type, str]] = {}  # other inputs → method(input)
     from_below: ClassVar[dict[type, str]] = {}  # events of layers below → method(event)
     provides: ClassVar[tuple[str, ...]] = ()  # interfaces, for `core.compose`
-    uses: ClassVar[tuple[str, ...]] = ()
+    uses: ClassVar[tuple[str, ...]] = ()  # interfaces that it needs a lower layer to provide
     messages: tuple[type, ...] = ()  # the keys of `handlers`, for `core.compose`
-    _tags: ClassVar[dict[type, str]] = {}  # of the messages
+    _tags: ClassVar[dict[type, str]] = {}  # message type → tag, as counted in `counters`
 
     def __init_subclass__(cls) -> None:
         cls.messages = tuple(cls.handlers)
@@ -60,6 +60,7 @@ class HandlerMachine:
         self.now_ns = 0
         self.out: list[Any] = []
         self.wall_offset_ns = 0  # wall clock minus `now_ns`
+        # The handlers as bound methods, by type: of messages (with the tag), inputs and events.
         self._received = {
             kind: (self._tags[kind], getattr(self, name)) for kind, name in self.handlers.items()
         }

@@ -29,6 +29,7 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9_~:@=+-]+")
 
 
 def is_name(name: str) -> bool:
+    """Whether a stream may have this name."""
     return len(name) <= NAME_LEN_MAX and all(map(_TOKEN.fullmatch, name.split(".")))
 
 
@@ -38,7 +39,7 @@ def is_internal(name: str) -> bool:
 
 
 def is_pattern(pattern: str) -> bool:
-    """Whether it is a valid name or a valid pattern of names."""
+    """Whether the text is a valid pattern of names; every valid name is one, too."""
     tokens = pattern.split(".")
     if tokens[-1] == ">":
         tokens.pop()
@@ -46,6 +47,7 @@ def is_pattern(pattern: str) -> bool:
 
 
 def matches(pattern: str, name: str) -> bool:
+    """Whether a valid pattern matches a valid name."""
     wanted, tokens = pattern.split("."), name.split(".")
     if is_internal(name) and wanted[0] in ("*", ">"):
         return False

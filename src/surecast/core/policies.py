@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["RETENTIONS", "as_policy", "parse_policy", "show_policy"]
 
 RETENTIONS: Final = "keep-all, latest-per-key, keep-last:N or keep-for:1h"
-_UNITS: Final = {
+_UNITS: Final = {  # unit → nanoseconds, largest first
     "d": 86_400 * 10**9,
     "h": 3_600 * 10**9,
     "min": 60 * 10**9,
@@ -27,7 +27,7 @@ _UNITS: Final = {
     "us": 10**3,
     "ns": 1,
 }
-_MOST: Final = (1 << 62) - 1
+_MOST: Final = (1 << 62) - 1  # the largest number that a policy may have
 
 
 def as_policy(given: Policy | str, where: str = "retain") -> Policy:

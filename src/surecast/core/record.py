@@ -5,15 +5,21 @@ machine is built, what was on its disk, and then, for each step, the time, the w
 digest of the effects (`core.canon`). docs/recordings.md has the layout.
 
     8 bytes          magic, version, zeros
-    records          head (24 bytes: kind, lengths, number, two CRCs), meta (MessagePack), frames
+    records          head (24 bytes: kind, lengths, number, two CRCs), meta (MessagePack), *tail*
+                     (frames)
 
 The token of a storage effect (Append, Compact, Repair, SaveState) may be any object, so it cannot
 be recorded. Storage effects are counted from 1 after each start, and a completion (Stored,
 Compacted, StoreFailed) is recorded with the number of its storage effect in place of the token.
 
-Batches and messages follow the meta as frames of `core.wire`, which have their own CRCs. A process
-that is killed leaves an unfinished record at the end. All records before it are whole, because the
-file is only appended to. `core.recording` reads recordings.
+Batches and messages follow the meta as frames of `core.wire`, which have their own CRCs.
+
+A type or label is written once, in a record of its own, before the first step that refers to it.
+After that it is referred to by its number (types and labels are counted from 0, each for
+themselves).
+
+A process that is killed leaves an unfinished record at the end. All records before it are whole,
+because the file is only appended to. `core.recording` reads recordings.
 """
 
 import struct
@@ -69,41 +75,52 @@ ATTACHMENT: Final = 1  # a batch, by its number among the frames that follow
 ENCLOSED: Final = 2  # an enclosed message, as MessagePack of `core.canon.plain`
 INDEX: Final = struct.Struct("<I")
 
-HEADER, TYPE, LABEL, KEPT, SAVED, ENDS, STEP, CLOSED, HOLE = range(1, 10)
+# The kinds of records, and what the meta of each contains:
+HEADER = 1  # a Header
+TYPE = 2  # a type of input: (name, names of its fields)
+LABEL = 3  # a label of an effect (`core.canon.labels`)
+KEPT = 4  # the id of a log; the tail is the next batch of this log
+SAVED = 5  # (name, data) of a state
+ENDS = 6  # (log, end, scope)
+STEP = 7  # (now_ns, number of the input's type, its fields, digest, numbers of the labels)
+CLOSED = 8  # the number of steps
+HOLE = 9  # (log, hi)
 _KINDS: Final = {
     HEADER: "header", TYPE: "type", LABEL: "label", KEPT: "batch of a log", SAVED: "state",
     ENDS: "log's end", STEP: "step", CLOSED: "close", HOLE: "hole of a log",
 }  # fmt: skip
 
 
-ASKING: Final = frozenset((Append, Compact, Repair, SaveState))  # storage effects with a token
-ANSWERS: Final = frozenset((Stored, Compacted, StoreFailed))  # their completions
+# Storage effects that have a token, and the inputs that report their completion.
+ASKING: Final = frozenset((Append, Compact, Repair, SaveState))
+ANSWERS: Final = frozenset((Stored, Compacted, StoreFailed))
 
 
 class Header(msgspec.Struct, frozen=True):
-    """How to build the machine again: `build` names a function of (ctx, args) that the reader has.
+    """How to build the machine for a replay: `build` names a function of (ctx, args) that the
+    reader has.
 
-    Types have the names of `core.canon`, which do not contain modules.
+    Types are recorded by the names that `core.canon.name_of` returns.
     """
 
-    node: str
+    node: str  # the node's name
     build: str
     args: dict[str, Any]
-    seed: str
-    incarnation: int
+    seed: str  # of the random generator; with `node` and `incarnation` it determines all draws
+    incarnation: int  # as in `NodeContext`
     messages: list[str]  # the tags of the connection's codec
     limits: tuple[int, int, int, int]  # frame bytes, control bytes, rows, attachments
 
 
 class Kept(NamedTuple):
-    """The next batch of a log on the disk, not written by an effect since the node's start."""
+    """A batch that was on the disk when the node started. Batches of a log are in order."""
 
     log: LogId
     batch: Batch
 
 
 class Ends(NamedTuple):
-    """The log ends here, although effects appended more: an append failed."""
+    """A log ends at `end`, although the recorded effects appended more: an append failed."""
 
     log: LogId
     end: int
@@ -111,14 +128,15 @@ class Ends(NamedTuple):
 
 
 class Holed(NamedTuple):
-    """The log continues with a hole: positions below `hi` that cannot be read."""
+    """A log has a hole, from the end of its batches so far to `hi`: positions that cannot be
+    read."""
 
     log: LogId
     hi: int
 
 
 class Saved(NamedTuple):
-    """A state on the disk, not written by an effect since the node's start."""
+    """A state that was on the disk when the node started; None: it does not exist."""
 
     name: str
     data: bytes | None
@@ -135,7 +153,7 @@ class Step(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """The node was stopped in an orderly way, after so many steps."""
+    """The node was stopped in an orderly way, after this number of steps."""
 
     steps: int
 
@@ -154,10 +172,10 @@ class Writer:
         self.asked = 0  # storage effects so far
         # Storage effects without a completion, (number, token), by the identity of the token.
         self.owed: dict[int, list[tuple[int, Token]]] = {}
-        self._records = 0
-        self._types: dict[type, int] = {}
-        self._labels: dict[str, int] = {}
-        self._attached: list[Batch] = []
+        self._records = 0  # records so far
+        self._types: dict[type, int] = {}  # type → its number
+        self._labels: dict[str, int] = {}  # label → its number
+        self._attached: list[Batch] = []  # the batches that the current record refers to
         self._encode = msgspec.msgpack.Encoder(enc_hook=self._attach).encode
 
     def take(self) -> bytes:
@@ -198,22 +216,22 @@ class Writer:
         number = self._types.get(kind)
         if number is None:
             number = self._introduce(kind)
-        numbers: list[int] = []
-        seen = b""
+        label_numbers: list[int] = []
+        effects_digest = b""
         if effects:
-            seen = digest(effects)
+            effects_digest = digest(effects)
             for label in labels(effects):
                 known = self._labels.get(label)
                 if known is None:
                     known = self._labels[label] = len(self._labels)
                     self._put(LABEL, self._encode(label))
-                numbers.append(known)
+                label_numbers.append(known)
         tail: list[Buffer] = []
         if kind is Received:
-            meta = self._encode((now_ns, number, (inp.peer,), seen, numbers))
+            meta = self._encode((now_ns, number, (inp.peer,), effects_digest, label_numbers))
             tail = self.codec.encode(inp.message)
         else:
-            meta = self._encode_step(now_ns, number, inp, seen, numbers)
+            meta = self._encode_step(now_ns, number, inp, effects_digest, label_numbers)
             if self._attached:
                 for batch in self._attached:
                     tail += encode_batch(batch, self.codec.limits)
@@ -226,8 +244,9 @@ class Writer:
                 self.owed.setdefault(id(effect.token), []).append((self.asked, effect.token))
 
     def _encode_step(
-        self, now_ns: int, number: int, inp: Any, seen: bytes, numbers: list[int]
+        self, now_ns: int, number: int, inp: Any, effects_digest: bytes, label_numbers: list[int]
     ) -> bytes:
+        """The meta of a step with an input that is not a received message."""
         form = FORMS[type(inp)]
         values = [getattr(inp, name) for name, _ in form.fields]
         if type(inp) in ANSWERS:
@@ -237,7 +256,7 @@ class Writer:
             for value, (_, is_open) in zip(values, form.fields, strict=True)
         ]
         try:
-            return self._encode((now_ns, number, fields, seen, numbers))
+            return self._encode((now_ns, number, fields, effects_digest, label_numbers))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise UsageError(f"cannot record {type(inp).__name__}: {error}") from None
 
@@ -246,13 +265,14 @@ class Writer:
         returns the same object)."""
         owed = self.owed.get(id(token))
         if owed is None:
-            raise UsageError(f"the disk completed {token!r}, which no effect asked for"[:500])
+            raise UsageError(f"the disk completed {token!r}, which no effect has requested"[:500])
         number, _ = owed.pop(0)
         if not owed:
             del self.owed[id(token)]
         return number
 
     def _introduce(self, kind: type) -> int:
+        """Record a type that occurs for the first time. Returns its number."""
         if not issubclass(kind, msgspec.Struct):
             raise UsageError(f"cannot record an input of type {kind.__name__}")
         number = self._types[kind] = len(self._types)
@@ -260,6 +280,7 @@ class Writer:
         return number
 
     def _put(self, kind: int, meta: bytes, tail: Sequence[Buffer] = ()) -> None:
+        """Append a record."""
         tail_len = sum(map(len, tail))
         if len(meta) + tail_len > RECORD_BYTES_MAX:
             raise UsageError(
@@ -274,9 +295,10 @@ class Writer:
         self.waiting_bytes += len(whole) + tail_len
 
     def _attach(self, value: Any) -> msgspec.msgpack.Ext:
+        """The encoder's hook: put a batch into the tail, and encode only its number."""
         if isinstance(value, Enclosed):
             return msgspec.msgpack.Ext(ENCLOSED, self._encode(plain(value.message)))
         if not isinstance(value, Batch):
-            raise TypeError(f"{type(value).__name__} has no form in a recording")
+            raise TypeError(f"{type(value).__name__} cannot be recorded")
         self._attached.append(value)
         return msgspec.msgpack.Ext(ATTACHMENT, INDEX.pack(len(self._attached) - 1))

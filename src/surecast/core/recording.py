@@ -2,7 +2,7 @@
 
 A recording may be damaged or come from an untrusted source. Whatever bytes it has, reading raises
 nothing but `PeerError`, and creates values only of the types passed in. An unfinished record at the
-end is not an error: `torn` is its length.
+end is not an error: `torn` is its length. `core.record` has the format.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,8 +20,8 @@ from surecast.errors import ConfigError, PeerError, UsageError
 
 __all__ = ["Recording"]
 
-_SENSELESS: Final = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
-_METAS: Final = {
+_INVALID: Final = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
+_METAS: Final = {  # kind of record → type of its meta
     record.HEADER: Header,
     record.TYPE: tuple[str, list[str]],
     record.LABEL: str,
@@ -44,21 +44,22 @@ class Recording:
     def __init__(self, data: Buffer, types: Mapping[str, type[msgspec.Struct]]) -> None:
         self._known_types = types
         self._view = memoryview(data).toreadonly()
-        self._at = record.PREAMBLE.size
-        self._number = 0
+        self._at = record.PREAMBLE.size  # where the next record begins
+        self._number = 0  # of the next record
         self._place = ""  # which record is being read, for error texts
         self.torn = 0  # bytes of an unfinished record at the end, once all is read
-        self._types: list[type[msgspec.Struct]] = []
-        self._decoders: list[list[Any]] = []  # of each type's fields; None: any value
-        self._labels: list[str] = []
-        self._attached: list[Batch] = []
-        self._open = msgspec.msgpack.Decoder(ext_hook=self._extension)
+        self._types: list[type[msgspec.Struct]] = []  # by number
+        # For each type, a decoder for each field; None: an open field, which may have any value.
+        self._decoders: list[list[Any]] = []
+        self._labels: list[str] = []  # by number
+        self._attached: list[Batch] = []  # the batches of the record being decoded
+        self._open_decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
         self.steps = 0
         _check_preamble(self._view)
-        found = self._next()
-        if found is None or found[0] != record.HEADER:
+        kind, meta, _ = self._next() or (0, memoryview(b""), memoryview(b""))
+        if kind != record.HEADER:
             raise PeerError("the recording ends before its header is complete")
-        self.header: Header = self._decode(found[0], found[1])
+        self.header: Header = self._decode(kind, meta)
         self.codec = self._make_codec()
 
     def _make_codec(self) -> Codec:
@@ -93,7 +94,7 @@ class Recording:
             if kind == record.STEP:
                 yield self._step(value, tail)
             elif kind == record.TYPE:
-                self._learn(*value)
+                self._add_type(*value)
             elif kind == record.LABEL:
                 self._labels.append(value)
             elif kind == record.KEPT:
@@ -143,10 +144,11 @@ class Recording:
             raise PeerError(f"{self._place}: unknown kind {kind}")
         try:
             return _DECODERS[kind].decode(meta)
-        except _SENSELESS as error:
+        except _INVALID as error:
             raise PeerError(f"{self._place}: {error}") from None
 
-    def _learn(self, name: str, fields: list[str]) -> None:
+    def _add_type(self, name: str, fields: list[str]) -> None:
+        """Note the next type, and make decoders for the fields that it was recorded with."""
         kind = self._struct_type(name)
         try:
             form = FORMS[kind]
@@ -166,8 +168,8 @@ class Recording:
         self._decoders.append(decoders)
 
     def _step(self, value: tuple[Any, ...], tail: memoryview) -> Step:
-        now_ns, number, fields, seen, label_numbers = value
-        if not 0 <= number < len(self._types) or not self._known(label_numbers):
+        now_ns, number, fields, effects_digest, label_numbers = value
+        if not 0 <= number < len(self._types) or not self._are_labels(label_numbers):
             raise PeerError(f"{self._place}: it refers to a type or label that is not defined")
         kind = self._types[number]
         if kind is Received:
@@ -177,9 +179,10 @@ class Recording:
             inp = self._input(kind, self._decoders[number], fields)
             self._attached = []
         self.steps += 1
-        return Step(self.steps, now_ns, inp, seen, [self._labels[n] for n in label_numbers])
+        labels = [self._labels[n] for n in label_numbers]
+        return Step(self.steps, now_ns, inp, effects_digest, labels)
 
-    def _known(self, label_numbers: list[int]) -> bool:
+    def _are_labels(self, label_numbers: list[int]) -> bool:
         return all(0 <= n < len(self._labels) for n in label_numbers)
 
     def _received(self, fields: list[Any], tail: memoryview) -> Received:
@@ -188,21 +191,22 @@ class Recording:
         except PeerError as error:
             raise PeerError(f"{self._place}: {error}") from None
         if size != len(tail) or len(fields) != 1:
-            raise PeerError(f"{self._place}: more than one message was received")
-        return Received(self._decode(record.LABEL, fields[0]), message)
+            raise PeerError(f"{self._place}: it is not one message from one peer")
+        peer = self._decode(record.LABEL, fields[0])  # a text, like a label
+        return Received(peer, message)
 
     def _input(self, kind: type[msgspec.Struct], decoders: list[Any], fields: list[Any]) -> Any:
         if len(fields) != len(decoders):
             raise PeerError(f"{self._place}: {len(fields)} fields for {kind.__name__}")
         try:
             values = [
-                unplain(self._open.decode(field), self._struct_type)
+                unplain(self._open_decoder.decode(field), self._struct_type)
                 if decoder is None
                 else decoder.decode(field)
                 for decoder, field in zip(decoders, fields, strict=True)
             ]
             return kind(**dict(zip(kind.__struct_fields__, values, strict=False)))
-        except _SENSELESS as error:
+        except _INVALID as error:
             raise PeerError(f"{self._place}: {kind.__name__}: {error}") from None
 
     def _batches(self, tail: memoryview) -> list[Batch]:
@@ -217,8 +221,9 @@ class Recording:
         return found
 
     def _extension(self, code: int, data: memoryview) -> Batch | Enclosed:
+        """The decoders' hook: a batch by its number among those of the tail, or a message."""
         if code == record.ENCLOSED:
-            message = unplain(self._open.decode(data), self._struct_type)
+            message = unplain(self._open_decoder.decode(data), self._struct_type)
             if not isinstance(message, Message):
                 raise ValueError("the enclosed value is not a message")
             return Enclosed(message)

@@ -1,9 +1,10 @@
 """The interface of a layer that keeps replicated logs: the commands it takes, the events it emits.
 
 `protocols.chain` implements it: the replicas of a region form a chain from a *head*, which appends,
-to a *tail*. Positions that all replicas have stored are *committed*. Each configuration of the
-chain is numbered, as an *epoch*. The layer above (the stream service) uses only these types, so the
-two protocols never import each other. R1 to R10 are rules of the pages in docs/protocols.
+to a *tail*. Positions that all replicas have stored are *committed*. The number of a configuration
+(the members and their order) is the *epoch*. The layer above (the stream service) uses only these
+types, so the two protocols never import each other. R1 to R10 are rules of the pages in
+docs/protocols.
 """
 
 from typing import Any
@@ -44,14 +45,15 @@ __all__ = [
 class Submit(Input):
     """Append a publisher's batch exactly once; only the head accepts.
 
-    If the layer above sets `refuse`, a new batch is refused for that reason. A retry of a batch
-    that was accepted before is answered with its position all the same.
+    Answered by Submitted or Refused, which repeat `token`. If the layer above sets `refuse`, a new
+    batch is refused for that reason. A retry of a batch that was accepted before is answered with
+    its position nevertheless.
     """
 
     log: LogId
     batch: Batch
     token: Any
-    refuse: str = ""
+    refuse: str = ""  # "": do not refuse
 
 
 class AppendAt(Input):
@@ -93,18 +95,20 @@ class TakePublishers(Input):
 
     log: LogId
     end: int
-    data: bytes
-    # Publishers created before this time and absent from `data` are treated as expired.
+    data: bytes  # as in PublishersAre; empty: the other region knows nothing
+    # Treat publishers that were created before this time and are not in `data` as expired.
     horizon_ns: int = 0
-    # Also treat publishers in `data` as expired: the region may have accepted more from them.
+    # Treat publishers in `data` as expired, too: `data` may lack some of their accepted batches.
     known_too: bool = False
 
 
 class Refound(Input):
-    """The operator decides that no member of the chain will return: continue from this replica.
+    """The operator decides that no member of the chain will return: found the chain again, with
+    this replica as the only member.
 
     Data that only the other members had is lost, so the operator should choose the replica with the
-    longest log. A single replica whose disk has lost its newest changes continues with what it has.
+    longest log. If this replica is the only member and its disk has lost its newest changes, it
+    continues with what it has.
     """
 
 
@@ -114,16 +118,16 @@ class Recovered(Input):
 
 
 class RolledBack(Input):
-    """Other nodes have seen the higher serial number `serial` of this disk (see Counted). So the
-    disk is now an older copy of itself."""
+    """The disk is an older copy of itself: other nodes have already seen it with `serial`, a higher
+    serial number (see Counted) than it has now."""
 
     disk: bytes
     serial: int
 
 
 class Overtaken(Input):
-    """Other nodes know a later epoch of this chain than this replica and the configuration service:
-    both have lost it."""
+    """Other nodes know `epoch` of this chain, which is later than the epoch of this replica. If the
+    configuration service does not know it either, both have lost it."""
 
     epoch: int
 
@@ -145,15 +149,22 @@ class Abandon(Input):
 class Submitted(msgspec.Struct, gc=False):
     """The batch of a Submit is committed."""
 
-    token: Any
+    token: Any  # of the Submit
     seq: int  # position of the batch's first event
 
 
 class Refused(msgspec.Struct, gc=False):
-    """A Submit was refused. `why` is not-head, too-few-replicas, busy, out-of-order, mismatch,
-    expired, or the `refuse` of the Submit."""
+    """A Submit was refused. `why` is one of these, or the `refuse` of the Submit:
 
-    token: Any
+    not-head: this replica is not the head, or is no longer the head.
+    too-few-replicas: the chain has fewer members than an acknowledgement promises.
+    busy: too many bytes wait for the disk.
+    out-of-order: an earlier batch of the publisher is missing.
+    mismatch: another batch of the publisher has the same number.
+    expired: the publisher was idle for so long that its earlier batches are no longer known.
+    """
+
+    token: Any  # of the Submit
     why: str
     expected: int = 0  # with out-of-order: the pub_no that must come next
 
@@ -173,10 +184,12 @@ class Committed(msgspec.Struct, gc=False):
 
 
 class PublishersAre(msgspec.Struct, gc=False):
-    token: Any
+    """The answer to AskPublishers."""
+
+    token: Any  # of the AskPublishers
     log: LogId
-    end: int
-    data: bytes
+    end: int  # at most the requested end: only committed positions count
+    data: bytes  # for TakePublishers; this layer defines the format
 
 
 class Rewritten(msgspec.Struct, gc=False):
@@ -189,17 +202,18 @@ class Rewritten(msgspec.Struct, gc=False):
 
 
 class Counted(msgspec.Struct, gc=False):
-    """The serial number saved on this disk. It rises with every start and while logs grow. A disk
-    that starts with a number which others have seen before is an older copy of itself."""
+    """The serial number that is saved on this disk. It rises with every start and while logs grow.
+    Other nodes remember it. If the disk later starts with a number that is not higher than theirs,
+    it is an older copy of itself."""
 
     disk: bytes  # the identity of the disk; a new, empty disk gets another one
-    life: bytes  # random, drawn at each start
+    life: bytes  # random bytes that identify this run of the process
     start: int  # the serial number at this start
     serial: int
 
 
 class Mended(msgspec.Struct, gc=False):
-    """Some or all holes of a log were filled."""
+    """Some or all holes of a log (positions that cannot be read) were filled."""
 
     log: LogId
 
@@ -209,6 +223,8 @@ class StoreFull(msgspec.Struct, gc=False):
 
 
 class Truncated(msgspec.Struct, gc=False):
+    """The log was truncated here: it ends at `end`."""
+
     log: LogId
     end: int
 
@@ -217,9 +233,11 @@ class RoleChanged(msgspec.Struct, gc=False):
     """This replica has a new configuration of the chain, or another part in it."""
 
     epoch: int
-    members: tuple[str, ...]
-    head: bool
-    tail: bool  # serves as the tail (a new tail does so once the old tail has handed over)
+    members: tuple[str, ...]  # names of the replicas, from head to tail
+    head: bool  # this replica is the head
+    tail: bool  # it serves as the tail (a new tail does so once the old tail has handed over)
     clean: bool  # false: the chain has lost events and must recover them from other regions (R8)
     lost_epoch: int = 0  # if not clean: the first epoch after the loss
-    distrusted: bool = False  # if not clean: this disk has part of the logs, maybe not their ends
+    # If not clean: this disk has lost something, but still has a part of the logs, maybe without
+    # their ends.
+    distrusted: bool = False

@@ -18,7 +18,7 @@ from surecast.core.types import Disk, LogId, Peer
 
 __all__ = ["Code", "Deployment", "Kit", "Layers", "Metric", "Observer", "Role"]
 
-Layers = Mapping[str, Any]  # of a replica, by name; an observer reads them and changes nothing
+Layers = Mapping[str, Any]  # the layers of a replica, by name; an observer only reads them
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Deployment:
     witness: Peer  # the configuration service of its region's chain
     owners: Mapping[str, str] = field(default_factory=dict)  # prefix of stream names → region
     addresses: Mapping[Peer, str] = field(default_factory=dict)  # of this region's replicas
-    http: Mapping[Peer, str] = field(default_factory=dict)
+    http: Mapping[Peer, str] = field(default_factory=dict)  # their HTTP addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Kit:
 
     disk: Callable[[str], Disk]  # the part of the node's disk that a layer may read
     rng: Random
-    counters: Counter[str] | None
+    counters: Counter[str] | None  # for `HandlerMachine`; None: the layer makes its own
     kinds: Mapping[str, type[Any]]  # the class of each layer; tests replace some
     deliveries: Mapping[str, str]  # delivery → the name of the layer that is its server side
     made: dict[str, Layer]  # the layers below, which exist already
@@ -77,7 +77,7 @@ class Observer(Protocol):
         """The alarms that `alarms` may raise."""
 
     def alarms(self, layers: Layers) -> Iterator[tuple[str, str]]:
-        """Yields the current alarms: a code, and what it concerns."""
+        """Yields the current alarms as (code, text): the text says what the alarm concerns."""
 
     def status(self, layers: Layers) -> Mapping[str, Any]:
         """What `surecast status` shows about the role; may be empty.
@@ -127,7 +127,8 @@ class Role(Protocol):
     def derived(self, deployment: Deployment) -> dict[str, Any]:
         """The fields of `config` that follow from the deployment and cannot be set."""
 
-    def layers(self, config: Any, kit: Kit) -> dict[str, Layer]: ...
+    def layers(self, config: Any, kit: Kit) -> dict[str, Layer]:
+        """Make its layers, by name."""
 
     @property
     def observer(self) -> Observer: ...

@@ -7,11 +7,11 @@ fields in one place (`runtime.session.Session.phase`, `sim.session.End.phase`).
 
 A session begins PAUSED. If the attempt to open the previous session failed, the new one waits in
 PAUSED for some time. Then the node is DIALLING. Once it has a TCP connection it is GREETING: it has
-sent its Hello and waits for the peer's Hello, which makes the session UP. The node that was dialled
-is ANSWERING from the dialler's Hello until the dialler's next frame, which shows that the dialler
-has received the answer. So a session is never UP with a peer that receives nothing. In the
-simulator the handshake is one event, so there is no GREETING, and the far end is ANSWERING as soon
-as the near end begins.
+sent its Hello (the first frame in each direction) and waits for the peer's Hello, which makes the
+session UP. The node that was dialled is ANSWERING from the dialler's Hello until the dialler's next
+frame, which shows that the dialler has received the answer. So a session is never UP with a peer
+that receives nothing. In the simulator the handshake is one event, so there is no GREETING, and the
+node that is dialled is ANSWERING as soon as the other node begins.
 
 Both nodes may open a session at the same time. In the runtime there are then two connections, one
 opened by each node. The connection that was opened by the node with the smaller name is used: the
@@ -59,7 +59,7 @@ class SessionState(Enum):
     UP = "Both have sent Hello: messages flow."
     CLOSING = "Up, and closed by the machine: the queues drain in both directions."
     BREAKING = "Its queue overflowed; the session ends in the next pass."
-    ENDED = "Over. The machine got PeerDown if it had got PeerUp."
+    ENDED = "Over. If the machine had received PeerUp, it has received PeerDown."
 
 
 ATTEMPT: Final = "attempt"
@@ -75,7 +75,7 @@ STOPPED: Final = "stopped"
 CLOSED: Final = "closed"  # in the regular way, by Bye
 LOST: Final = "lost"  # the connection broke
 SILENT: Final = "silent"  # nothing was received for too long
-REFUSED: Final = "refused"  # one of the two has sent a reason: a bad frame, for instance
+REFUSED: Final = "refused"  # one of the nodes ended it and sent why, for instance a bad frame
 FULL: Final = "full"  # the peer did not read what was sent to it
 REPLACED: Final = "replaced"  # the peer opened another session
 
@@ -146,8 +146,9 @@ _NO_BAD_FRAMES = "Simulated nodes send messages, not bytes: there are no bad fra
 NOT_SIMULATED: dict[Row, str] = {
     (PAUSED, ACCEPTED, ANSWERING): _JOINS,
     (PAUSED, FAILED, ENDED): "Every simulated node has an address.",
-    (PAUSED, REPLACED, ENDED): "Possible, but too rare for 500 seeds: the peer joins, resets and "
-    "opens again over a cut that ends, all within one pause of 75 ms.",
+    (PAUSED, REPLACED, ENDED): "Possible, but too rare for 500 seeds: within one pause of 75 ms, a "
+    "broken link must be repaired, and the peer must join the attempt, reset it and open another "
+    "session.",
     (DIALLING, CONNECTED, GREETING): _ONE_EVENT,
     (DIALLING, ACCEPTED, ANSWERING): _JOINS,
     (GREETING, HELLO, UP): _ONE_EVENT,
@@ -173,7 +174,7 @@ NOT_SIMULATED: dict[Row, str] = {
     **{(BREAKING, why, ENDED): _NO_BOUND for why in (FULL, REPLACED, STOPPED)},
 }
 
-_ATTEMPTS_FAIL = "Over sockets an attempt that is reset counts as failed, or is made again."
+_ATTEMPTS_FAIL = "Over sockets an attempt that is reset counts as failed, or is repeated."
 
 # Rows that do not occur in the runtime, with the reason.
 NOT_ON_SOCKETS: dict[Row, str] = {
@@ -207,8 +208,8 @@ SESSION = StateTable(
         "CLOSING.",
         LOST: "The connection broke, or the peer has reset it.",
         SILENT: "Nothing was received for the session time-out.",
-        REFUSED: "One of the two refuses to continue and has sent a reason: a bad frame, for "
-        "instance.",
+        REFUSED: "One of the two nodes refuses to continue, and has sent the reason, for instance "
+        "a bad frame.",
         REPLACED: "The peer has opened another session.",
         OVERFLOW: "The queue has more than `queue_bytes_max` bytes to send.",
         FULL: "The pass after the overflow has begun: the session ends, because the peer did not "

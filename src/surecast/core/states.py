@@ -59,7 +59,8 @@ class StateTable(msgspec.Struct, frozen=True):
 
 
 class Moves:
-    """Checks changes of state against a table and counts the rows that occurred, in `met`."""
+    """Checks changes of state against a table. Counts in `met` how often each row has occurred, by
+    the row's label."""
 
     __slots__ = ("met", "table")
 
@@ -86,9 +87,11 @@ class Stateful(Protocol):
     def states(self) -> dict[str, Any]:
         """All current states of the machine, each by a unique name."""
 
-    def input_name(self, inp: Any) -> str: ...
+    def input_name(self, inp: Any) -> str:
+        """The name of an input in the machine's tables."""
 
-    def validate(self) -> None: ...
+    def validate(self) -> None:
+        """Assert the invariants of the machine's fields."""
 
     def step(self, now_ns: int, inp: Any) -> list[Any]: ...
 
@@ -120,6 +123,7 @@ class _Watched:
     def __init__(self, machine: Stateful, met: Counter[str]) -> None:
         self._machine = machine
         self._step = machine.step
+        # The class of the states identifies the table.
         self._moves = {table.states: Moves(table, met) for table in machine.state_tables}
         self._states = machine.states()
 

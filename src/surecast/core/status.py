@@ -26,12 +26,12 @@ class ChainStatus(msgspec.Struct):
 
     epoch: int
     members: list[str]
-    configured: list[str]
+    configured: list[str]  # all replicas of the region, whether or not they are members
     place: str  # of this replica: head, middle, tail, alone, learner, outside
-    writable: bool  # enough members to take publishes
+    writable: bool  # the chain has at least `writable_min` members, and accepts publishes
     writable_min: int
-    pending_bytes: int  # appended and not on disk yet
-    unanswered: int  # publishes accepted and not acknowledged yet
+    pending_bytes: int  # appended here, but not on this replica's disk yet
+    unanswered: int  # at the head: publishes accepted, but not committed yet
     clean: bool  # false: the chain has lost events that it had acknowledged, and recovers them
     damage: str  # what this replica's disk has lost; "": nothing
 
@@ -54,15 +54,15 @@ class RegionStatus(msgspec.Struct):
     head: str
     tail: str
     same_owners: bool  # its table of stream owners equals that of this region
-    replicas: dict[str, str] = {}  # name → address, as configured here; the same for `http`
-    http: dict[str, str] = {}
+    replicas: dict[str, str] = {}  # name → address, as configured here
+    http: dict[str, str] = {}  # name → HTTP address, as configured here
 
 
 class SubscriptionPosition(msgspec.Struct, frozen=True):
     """Where a named subscription is in one stream."""
 
     stream: str
-    seq: int  # the first position that is not acknowledged
+    seq: int  # the first position that the subscriber has not acknowledged
     end: int  # of the stream: the position of the next event to be published
     lag: int  # positions from `seq` to `end`
     moved: datetime | None  # when `seq` was saved
@@ -73,10 +73,10 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
 
     name: str
     connected: bool | None  # a client reads under this name; None: not known (only the head knows)
-    pattern: (
-        bool  # it was used with a pattern: new streams that match are read from their first event
-    )
-    lag: int  # of all streams
+    # It was used with a pattern of stream names: new streams that match are read from their first
+    # event.
+    pattern: bool
+    lag: int  # the sum of all streams
     moved: datetime | None  # when one of its positions was last saved
     positions: tuple[SubscriptionPosition, ...]  # by stream; without streams that no longer exist
 

@@ -6,9 +6,9 @@ between regions), named subscriptions (*cursors*) and queries. These layers use 
 never import each other.
 
 The service keeps the directory of streams, accepts publishes to streams that its region owns, and
-*shows* committed events to readers: the end that it shows may be lower than the committed end. If
-a publish is for a stream of another region, or a client requests a new stream, the service passes
-the message to the server side of the stream's delivery (`Handed`).
+*shows* committed events to readers: the end that it shows may be lower than the committed end (see
+`Limit`). If a publish is for a stream of another region, or a client requests a new stream, the
+service passes the message to the server side of the stream's delivery (`Handed`).
 
 The service also takes these commands of `core.replicated` and passes them down to the chain:
 AppendAt, AppendOwn, AskPublishers, TakePublishers, Abandon, Recovered, RolledBack, Overtaken. It
@@ -53,7 +53,8 @@ __all__ = [
     "TakenBack",
 ]
 
-# Logs of the service and of layers above it: 16 bytes that cannot equal a random stream id.
+# The logs of the directory and of named subscriptions. Their ids have 16 bytes, like a stream's
+# random id, and never equal one.
 DIRECTORY: Final[LogId] = b"surecast.streams"
 CURSORS: Final[LogId] = b"surecast.cursors"
 
@@ -66,8 +67,8 @@ class StreamSpec(msgspec.Struct, gc=False, array_like=True, frozen=True):
 
     retention: Policy | None = None
     delivery: str = ""
-    schema: str = ""
-    options: tuple[tuple[str, str], ...] = ()  # of the delivery, sorted
+    schema: str = ""  # of the values; not used yet
+    options: tuple[tuple[str, str], ...] = ()  # (name, value) for the delivery, sorted
 
 
 class StreamInfo(msgspec.Struct, gc=False, array_like=True, frozen=True):
@@ -77,11 +78,12 @@ class StreamInfo(msgspec.Struct, gc=False, array_like=True, frozen=True):
     name: str
     owner: str  # region
     retention: Policy
-    # The previous stream of this name, which was deleted or whose history was given up.
+    # The id of the previous stream of this name, which was deleted or whose history was given up;
+    # empty: there was none.
     replaces: bytes = b""
     delivery: str = DEFAULT_DELIVERY
-    schema: str = ""
-    options: tuple[tuple[str, str], ...] = ()  # of the delivery, sorted
+    schema: str = ""  # this and `options` as in StreamSpec
+    options: tuple[tuple[str, str], ...] = ()
 
 
 class CursorPosition(msgspec.Struct, gc=False, array_like=True, frozen=True):
@@ -89,7 +91,7 @@ class CursorPosition(msgspec.Struct, gc=False, array_like=True, frozen=True):
 
     stream: str
     stream_id: bytes
-    seq: int  # all events below it are processed
+    seq: int  # the subscriber has processed all events below this position
     end: int  # of the stream, as committed at the replica that answered
     moved_ns: int  # when `seq` was saved; 0: not known
 
@@ -98,7 +100,7 @@ class CursorState(msgspec.Struct, gc=False, array_like=True, frozen=True):
     """A named subscription, or a part of its positions."""
 
     name: str
-    attached: bool | None  # a client reads under this name; None: only the head knows
+    attached: bool | None  # a client reads under this name; None: not known here (not the head)
     pattern: bool  # it was used with a pattern of stream names
     positions: tuple[CursorPosition, ...]
 
@@ -138,7 +140,8 @@ class StreamsMoved(msgspec.Struct, gc=False):
 
 
 class LogMoved(msgspec.Struct, gc=False):
-    """More of a log that the service keeps for a layer is committed. Goes to that layer."""
+    """A log that the service keeps for a layer is committed up to `end`, which is more than before.
+    Goes only to that layer."""
 
     log: LogId
     end: int
@@ -181,8 +184,8 @@ class Adopt(Input):
 
 
 class Attend(Input):
-    """Start (`on`) or stop sending StreamsMoved to the layer named `layer`, for the streams of its
-    delivery. Each event costs a step, so layers without readers switch it off."""
+    """Start (`on`) or stop emitting StreamsMoved to the layer named `layer`, for the streams of its
+    delivery. A layer without readers switches it off, because each event costs a step."""
 
     layer: str
     on: bool
@@ -212,8 +215,8 @@ class Refuse(Input):
 
 
 class Settle(Input):
-    """The stream named `name` will not be created: send the reason to all peers that wait for
-    it."""
+    """The stream named `name` will not be created: send the reason to all peers that wait for it
+    (Create, Await)."""
 
     name: str
     why: str
@@ -245,8 +248,8 @@ class Forfeit(Input):
 
     Range reads then report these positions as lost and continue after them. A position counts as
     lost only while it is in a hole of this replica's log: a position that can be read is never
-    lost. The service does not store this on disk. So a layer that knows of a loss gives the command
-    at each start, when it gets StreamAdded. Giving it again changes only `why`.
+    lost. The service does not store this on disk. So a layer that knows of a loss gives this
+    command after each start, when it gets StreamAdded. A repeated command changes only `why`.
     """
 
     stream: LogId
@@ -332,11 +335,12 @@ class Streams(Protocol):
         """
 
     def lost_at(self, stream: LogId, seq: int) -> tuple[int, str] | None:
-        """If `seq` is lost (Forfeit): the end of the lost range, and why. Else None."""
+        """If position `seq` is lost (Forfeit): the end of the lost range, and why. Else None."""
 
     def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
-        """The next batches of a known stream from `lo` on (up to `hi`), as a reader should get
-        them.
+        """The next batches of a known stream from `lo` on, up to `hi` (0: up to the end that is
+        shown), in a limited number of bytes. Recent batches are returned whole, older ones without
+        their void rows.
 
         Empty if these positions must be indexed by retention first, and cannot be.
         """

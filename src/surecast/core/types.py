@@ -3,7 +3,7 @@
 A machine (a protocol state machine) never does IO, never reads a clock and never draws its own
 randomness. A driver (the simulator or the asyncio runtime) calls `machine.step(now_ns, input)` and
 performs the effects it returns, in order. All inputs and effects are `msgspec.Struct(gc=False)`,
-which are cheap to make. They are never changed once made.
+which are made at little cost. They are never changed once made.
 
 Channels. `Send(..., reliable=True)` uses the *session* between two nodes, a FIFO channel. The
 driver opens a session when one of the nodes first sends to the other, and both ends get `PeerUp`.
@@ -18,15 +18,15 @@ stop sending streams of events; messages that they send nevertheless are still q
 
 Storage. `Append` extends a log; `Stored(token)` is delivered when the batches are on disk, in the
 order of the appends. Reads are calls on the injected `Disk`, which shows everything appended so
-far, synced or not. If a message must not be sent before data is on disk, the machine sends it when
-it gets `Stored`.
+far, whether or not it is on disk yet. If a message must not be sent before data is on disk, the
+machine sends it when it gets `Stored`.
 
 Passes. A driver processes all inputs that are waiting, then sends all messages with one write per
 peer. This is a *pass*. `AtEndOfPass` lets a machine do work once for all inputs of a pass.
 
 Damage. A driver that opens a disk checks all of it. Positions that cannot be read become *holes* of
-their log. If the newest changes may be missing (a truncated journal, a lost manifest) the disk has
-a state named `DAMAGE` whose data is the reason, as text. A machine that has handled the damage
+their log. If the newest changes may be missing (a truncated journal, a lost manifest), the driver
+adds a state named `DAMAGE` whose data is the reason, as text. A machine that has handled the damage
 saves that state as empty.
 """
 
@@ -41,7 +41,7 @@ from surecast.columns.batch import Batch
 Peer = str  # a node's name; the driver knows its address
 LogId = bytes  # 16 bytes; a stream's id is the id of its log
 Token = Any  # hashable; a storage effect has one, and its completion (Stored, ...) repeats it
-TimerKey = Any  # hashable
+TimerKey = Any  # hashable; identifies a timer of one machine
 
 DAMAGE = "damage"  # the name of the state that exists if this disk may lack its newest changes
 
@@ -122,7 +122,7 @@ class Effect(msgspec.Struct, gc=False):
 class Start(Input):
     """The first input after every start. `incarnation` rises with each restart of the node."""
 
-    wall_ns: int
+    wall_ns: int  # the wall clock: nanoseconds since 1970, UTC
     incarnation: int
 
 
@@ -133,11 +133,15 @@ class ClockSet(Input):
 
 
 class Received(Input):
+    """`peer` has sent `message` to this node, over the session or as a datagram."""
+
     peer: Peer
     message: Any
 
 
 class TimerFired(Input):
+    """The time of a `SetTimer` has come."""
+
     key: TimerKey
 
 
@@ -159,14 +163,20 @@ class PeerUp(Input):
 
 
 class PeerDown(Input):
+    """The session with `peer` has ended, or could not be opened."""
+
     peer: Peer
 
 
 class Congested(Input):
+    """The queue of the session with `peer` is above its high-water mark."""
+
     peer: Peer
 
 
 class Writable(Input):
+    """The queue of the session with `peer` has drained, after Congested."""
+
     peer: Peer
 
 
@@ -192,7 +202,7 @@ class Compacted(Input):
 
 
 class FromBelow(Input):
-    """The event of an `Emit`, or a `Deliver`, of a layer below."""
+    """The event of an `Emit` of a layer below, or a `Deliver` of a layer below (as the event)."""
 
     event: Any
 
@@ -208,6 +218,8 @@ class Command(Input):
 
 
 class Send(Effect):
+    """Send `message` to `peer`: over the session, or, if not `reliable`, as a datagram."""
+
     peer: Peer
     message: Any
     reliable: bool = True
@@ -245,7 +257,7 @@ class Append(Effect):
     log: LogId
     batches: tuple[Batch, ...]
     token: Token
-    scope: int = 0  # the layer that writes (`core.compose`), here and in the effects below
+    scope: int = 0  # the tag of the layer that writes (`core.compose`); 0: no layers. As below
 
 
 class Truncate(Effect):
@@ -288,7 +300,7 @@ class Repair(Effect):
 
 
 class SaveState(Effect):
-    """Atomically replace the small state stored under `name`. Answered by Stored or
+    """Replace the state stored under `name`, atomically. States are small. Answered by Stored or
     StoreFailed."""
 
     name: str
@@ -320,7 +332,7 @@ class PassDown(Effect):
     command: Any
 
 
-# ---------------------------------------------------------------- what is injected
+# ---------------------------------------------------------------- what a driver passes in
 
 
 class Disk(Protocol):
@@ -329,11 +341,11 @@ class Disk(Protocol):
     def logs(self) -> list[LogId]: ...
 
     def scope_of(self, log: LogId) -> int:
-        """The layer that a log belongs to (`core.compose`); 0: none, or not known."""
+        """The tag of the layer that a log belongs to (`core.compose`); 0: none, or not known."""
         ...
 
     def end(self, log: LogId) -> int:
-        """The first position `log` does not hold; 1 for an empty or unknown log."""
+        """The position after the last one of `log`; 1 for an empty or unknown log."""
         ...
 
     def read(self, log: LogId, lo: int, hi: int, nbytes_max: int) -> list[Batch]:

@@ -75,10 +75,11 @@ _INDEX: Final = struct.Struct("<I")
 _ZEROS: Final = bytes(HEADER_SIZE)
 _RESERVED: Final = bytes(16)
 _CRC_RESIDUE: Final = 0x2144DF1C  # CRC-32 of anything followed by its own CRC-32
-_UNUSED: Final = (0, bytes(16), bytes(16), 0, 0, 0, 0, 0, 0)  # rows .. form, in a control frame
+# The fields from `rows` to `form` in a control frame, which does not use them.
+_UNUSED: Final = (0, bytes(16), bytes(16), 0, 0, 0, 0, 0, 0)
 # All positions are below this: the key kernel uses four bits of a word for other purposes.
 SEQ_END_MAX: Final = 1 << 59
-_REST_BYTES: Final = 4096  # room for the fields of a message around the part that `check` gets
+_REST_BYTES: Final = 4096  # room for the fields of a message besides the one that `check` gets
 # msgpack extension codes:
 _ATTACHMENT: Final = 1  # a batch, by its index among the batches that follow the message
 _ENCLOSED: Final = 2  # an enclosed message as msgpack, its tag first
@@ -116,7 +117,7 @@ class Limits:
 
     def validate(self) -> None:
         control, frame = self.control_bytes_max, self.frame_bytes_max
-        least = 2 * control + 4096
+        least = 2 * control + 4096  # so that `batch_bytes_max` is not too small
         check(self, "control_bytes_max", 64 <= control <= 1 << 28, "allowed is 64 to 268435456")
         check(
             self,
@@ -146,6 +147,7 @@ def encode_batch(batch: Batch, limits: Limits = DEFAULT_LIMITS) -> list[Buffer]:
     if body is None:
         raise UsageError("a synthetic batch has no body and cannot leave the simulator")
     size = HEADER_SIZE + len(body)
+    # The common case is tested first, because it takes less time than `_problem`.
     dense = kind == DATA and 0 < rows == count <= limits.batch_rows_max and not batch.reason
     fits = HEADER_SIZE < size <= limits.batch_bytes_max and not size % 8
     if not dense or not fits or lo + count > SEQ_END_MAX:
@@ -202,7 +204,7 @@ def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> 
         and body_len > 0
         and lo + count <= SEQ_END_MAX
     )
-    if not dense:  # valid, but rare
+    if not dense:  # rare, but it may be valid
         problem = _problem(kind, reason, lo, count, rows, body_len, limits)
         if problem is None:
             problem = _contradiction(flags, count, rows, control_len, body_len, form)
@@ -233,15 +235,15 @@ def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> 
 def frame_size(buf: Buffer, limits: Limits = DEFAULT_LIMITS) -> int | None:
     """The size of the frame at the start of `buf`; None as long as its header is not complete.
 
-    Bad frames are refused as early as possible: a wrong magic or version when its byte is there, an
-    oversized frame before its body is read.
+    Bad frames are refused as early as possible: a wrong magic or version as soon as its byte has
+    arrived, an oversized frame before its body is read.
     """
     view = _view(buf)
     if len(view) < HEADER_SIZE:
         _check_opening(view, 0, limits)
         return None
-    header = _read_header(view, 0, limits)
-    return HEADER_SIZE + int(header[5])
+    body_len = _read_header(view, 0, limits)[5]
+    return HEADER_SIZE + int(body_len)
 
 
 def batch_head(buf: Buffer, limits: Limits = DEFAULT_LIMITS) -> tuple[bytes, int, int, int]:
@@ -250,8 +252,7 @@ def batch_head(buf: Buffer, limits: Limits = DEFAULT_LIMITS) -> tuple[bytes, int
     Only the header is checked: this is for frames whose body is damaged or incomplete.
     """
     fields = _read_header(_view(buf), 0, limits)
-    kind, _, reason, body_len, _, count, _, rows, stream_id = fields[2:11]
-    lo = fields[13]
+    kind, _, reason, body_len, _, count, _, rows, stream_id, _, _, lo = fields[2:14]
     problem = _problem(kind, reason, lo, count, rows, body_len, limits)
     if problem is not None:
         raise PeerError(f"{_name(kind, lo, count)}: {problem}")
@@ -259,7 +260,8 @@ def batch_head(buf: Buffer, limits: Limits = DEFAULT_LIMITS) -> tuple[bytes, int
 
 
 def _read_header(view: memoryview, at: int, limits: Limits) -> tuple[Any, ...]:
-    """All fields of the header (see `_FIELDS`), after the checks that do not need the body."""
+    """All fields of the header, in the order of `_FIELDS`, after the checks that do not need the
+    body."""
     if len(view) - at < HEADER_SIZE:
         _check_opening(view, at, limits)
         raise PeerError(f"truncated: {len(view) - at} bytes, a header has {HEADER_SIZE}")
@@ -284,6 +286,7 @@ def _read_header(view: memoryview, at: int, limits: Limits) -> tuple[Any, ...]:
 
 
 def _check_opening(view: memoryview, at: int, limits: Limits) -> None:
+    """Raise PeerError if the magic or the version, as far as they are present, is wrong."""
     opening = bytes(view[at : at + len(MAGIC)])
     if opening != MAGIC[: len(opening)]:
         raise PeerError(f"not a frame: starts with {opening!r} instead of {MAGIC!r}")
@@ -314,7 +317,7 @@ def _problem(
     elif kind != DATA and count != 1:
         return f"{count:,} positions, where exactly one is allowed"
     elif kind not in (DATA, COLLECT, CONFIG):
-        return f"type {kind} is not a batch's"
+        return f"type {kind} is not a type of batch"
     if reason not in ((NONE,) if rows == count else REASONS):
         return f"reason {reason} with {rows:,} rows in {count:,} positions"
     if rows < count and lo == 0:
@@ -325,7 +328,7 @@ def _problem(
 def _contradiction(
     flags: int, count: int, rows: int, control_len: int, body_len: int, form: int
 ) -> str | None:
-    """Why fields that follow from other fields contradict them, or None."""
+    """Why header fields that follow from other fields contradict those, or None."""
     if flags != (SPARSE if 0 < rows < count else 0):
         return f"flags are {flags:#04x}, which {rows:,} rows of {count:,} positions contradict"
     if control_len:
@@ -398,8 +401,10 @@ class Codec:
         self.limits = limits
         self._types = frozenset(by_tag.values())
         self._tags = frozenset(by_tag)
+        # During a call: the attachments of the message, and the number of the one that the message
+        # must refer to next.
         self._attached: list[Batch] = []
-        self._next = 0  # the number of the attachment that the message must refer to next
+        self._next = 0
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._attach)
         self._inner_encoder = msgspec.msgpack.Encoder(enc_hook=self._attach_inside)
         try:
@@ -417,11 +422,11 @@ class Codec:
     def encode(self, message: Message) -> list[Buffer]:
         """The buffers of the message's frame. Bodies of attached batches are not copied."""
         if type(message) not in self._types:
-            raise UsageError(f"{_called(message)} is not a message type of this connection")
+            raise UsageError(f"{_type_name(message)} is not a message type of this connection")
         limits = self.limits
         self._attached = []
         try:
-            part = self._encoder.encode(message)
+            part = self._encoder.encode(message)  # calls `_attach` for each batch
             attached = self._attached
         except _UNENCODABLE as error:
             raise UsageError(f"cannot encode {tag_of(type(message))}: {error}") from None
@@ -476,6 +481,8 @@ class Codec:
         """
         view, limits = _view(buf), self.limits
         header = _read_header(view, 0, limits)
+        # In a control frame, `count` is the number of attachments, and control_len the size of the
+        # message in msgpack (`part`).
         kind, flags, reason, body_len, crc, count, part_len = header[2:9]
         if kind != CONTROL:
             raise PeerError(f"a {_KINDS[kind]} frame where a control frame is expected")
@@ -505,7 +512,7 @@ class Codec:
         except PeerError:
             tag = _tag_at(part)
             if tag is None or tag in self._tags:
-                raise
+                raise  # a message of a known type that is not valid
             raise UnknownMessage(tag, size) from None
 
     def _read_attachments(
@@ -549,10 +556,10 @@ class Codec:
 
     def _enclose(self, value: Any) -> msgspec.msgpack.Ext:
         if not isinstance(value, Enclosed):
-            raise TypeError(f"{type(value).__name__} has no form on the wire")
+            raise TypeError(f"{type(value).__name__} cannot be sent in a message")
         message = value.message
         if type(message) not in self._types:
-            raise TypeError(f"{_called(message)} is not a message type of this connection")
+            raise TypeError(f"{_type_name(message)} is not a message type of this connection")
         return msgspec.msgpack.Ext(_ENCLOSED, self._inner_encoder.encode(message))
 
     def _attach_inside(self, value: Any) -> msgspec.msgpack.Ext:
@@ -562,7 +569,7 @@ class Codec:
         return self._attach(value)
 
     def _extension(self, code: int, data: memoryview) -> Batch | Enclosed:
-        """Decoder's hook: a batch, by its number, or an enclosed message.
+        """The decoder's hook: a batch, by its number, or an enclosed message.
 
         A message must refer to each attachment once and in order: a small message that refers to
         one large batch a thousand times would multiply the work of its receiver."""
@@ -614,7 +621,7 @@ def _check_fields(cls: type[Message]) -> None:
     value."""
     try:
         for field in msgspec.structs.fields(cls):
-            if not _says_what_it_holds(field.type):
+            if not _determines_types(field.type):
                 raise ConfigError(
                     f"{tag_of(cls)}.{field.name} may hold anything, and a message in it would "
                     "arrive as a list: declare its type, Enclosed if it holds a message"
@@ -624,7 +631,8 @@ def _check_fields(cls: type[Message]) -> None:
 
 
 @cache
-def _says_what_it_holds(declared: Any) -> bool:
+def _determines_types(declared: Any) -> bool:
+    """Whether a declared type determines the types of all values in the field."""
     for part in parts_of(declared):
         kind = getattr(part, "cls", None)
         if isinstance(part, inspect.AnyType | inspect.RawType) or kind is Message:
@@ -635,13 +643,15 @@ def _says_what_it_holds(declared: Any) -> bool:
 
 
 def _number(index: int) -> msgspec.msgpack.Ext:
+    """The number of an attachment, as it is encoded in a message."""
     return msgspec.msgpack.Ext(_ATTACHMENT, _INDEX.pack(index))
 
 
-_NUMBERS: Final = [_number(index) for index in range(64)]
+_NUMBERS: Final = [_number(index) for index in range(64)]  # made once, because they occur often
 
 
-def _called(message: Any) -> str:
+def _type_name(message: Any) -> str:
+    """The tag of a message, or the class of another object, for error texts."""
     kind = type(message)
     return tag_of(kind) if issubclass(kind, Message) else kind.__name__
 

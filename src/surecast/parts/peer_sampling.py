@@ -3,8 +3,8 @@
 A mesh is a set of clients that forward the events of a stream to each other. Members send their
 views to each other, and the receiver merges the view with its own.
 
-G12 a view has at most V members and never contains its owner; after a merge it contains the sender
-of the other view.
+G12 a view has at most V members (`size_max`) and never contains its owner; after a merge it
+contains the sender of the other view.
 """
 
 from collections.abc import Iterable
@@ -27,12 +27,13 @@ class View:
     __slots__ = ("gone", "me", "merges", "peers", "servers", "size_max")
 
     def __init__(self, me: Peer, size_max: int, servers: Iterable[Peer]) -> None:
-        self.me = me
+        self.me = me  # the owner of the view
         self.size_max = size_max
         self.servers = frozenset(servers)
         self.peers: list[Peer] = []
-        self.merges = 0
-        self.gone: dict[Peer, int] = {}  # peer → the number of merges before which it is not added
+        self.merges = 0  # number of merges so far
+        # Peers that were found to be gone → the value of `merges` up to which they are not added.
+        self.gone: dict[Peer, int] = {}
 
     def merge(self, sender: Peer, theirs: Iterable[Peer], rng: Random) -> None:
         """Merge another member's view: keep the sender, and a random choice of all others."""
@@ -59,6 +60,7 @@ class View:
         if peer in self.peers:
             self.peers.remove(peer)
             self.gone.pop(peer, None)  # so that the new entry is the last one
+            # After so many merges no other view should contain the peer.
             self.gone[peer] = self.merges + 6 * self.size_max
             if len(self.gone) > 4 * self.size_max:
                 del self.gone[next(iter(self.gone))]

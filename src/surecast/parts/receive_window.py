@@ -2,14 +2,14 @@
 
 The client of a mesh (protocols/sprinkler/mesh_peer.py) has one for each stream. Its fields:
 
-position   the next position to deliver; 0 for a client that starts at the latest position, until it
-           knows that position
+position   the next position to deliver; 0 if the client starts at the latest position and does not
+           know it yet
 next       the first position that was not requested yet; positions in [position, next) have arrived
            (`early`) or are requested
-asked      positions below this one were requested from peers; those that are missing are requested
-           only from a server
-kept       the last delivered batches, whole, for peers that request them
-early      batches that arrived before batches with lower positions, in order, without overlaps
+asked      positions below this one were requested from other clients already; those that are still
+           missing are requested only from a server
+kept       the last delivered batches, not cut, for other clients that request them
+early      batches that arrived although lower positions are missing, sorted, without overlaps
 asks       open requests
 """
 
@@ -35,13 +35,14 @@ def _hi(batch: Batch) -> int:
 
 @dataclass(slots=True)
 class Ask:
-    """An open request: [lo, hi) is not answered yet. A `hi` of 0 means all that a server has."""
+    """An open request to `peer`: [lo, hi) is not answered yet. A `hi` of 0 means all that a server
+    has."""
 
     peer: Peer
     lo: int
     hi: int
     sent_ns: int
-    deadline_ns: int
+    deadline_ns: int  # if the peer has not answered by then, the range is requested elsewhere
 
 
 @dataclass(slots=True)
@@ -83,7 +84,7 @@ class ReceiveWindow:
         ready: list[Batch] = []
         for batch in batches:
             if batch.lo <= self.position < batch.hi:
-                ready.append(self._due(batch))
+                ready.append(self._deliver(batch))
             elif batch.lo > self.position:
                 self._hold(batch)
         early, done = self.early, 0
@@ -92,7 +93,7 @@ class ReceiveWindow:
             done += 1
             self.early_bytes -= batch.nbytes
             if batch.hi > self.position:
-                ready.append(self._due(batch))
+                ready.append(self._deliver(batch))
         del early[:done]
         while self.early_bytes > early_bytes_max:  # drop the highest ones and request them again
             batch = early.pop()
@@ -101,10 +102,11 @@ class ReceiveWindow:
         self.next = max(self.next, self.position)
         return ready
 
-    def _due(self, batch: Batch) -> Batch:
-        due = batch if batch.lo == self.position else batch.slice(self.position, batch.hi)
+    def _deliver(self, batch: Batch) -> Batch:
+        """Advance `position` to the batch's end. Returns its part that was not delivered before."""
+        part = batch if batch.lo == self.position else batch.slice(self.position, batch.hi)
         self.position = batch.hi
-        return due
+        return part
 
     def _hold(self, batch: Batch) -> None:
         """Keep an early batch, cut to the part that no other early batch covers."""
@@ -126,7 +128,7 @@ class ReceiveWindow:
         if not self.early and not self.asks:
             return [(lo, hi)] if lo < hi else []
         covered = [(b.lo, b.hi) for b in self.early]
-        covered += [(a.lo, a.hi) for a in self.asks if a.hi]
+        covered += [(a.lo, a.hi) for a in self.asks if a.hi]  # not of requests without an end
         covered.sort()
         missing = []
         for start, end in covered:

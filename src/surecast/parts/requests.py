@@ -20,7 +20,8 @@ from surecast.errors import UsageError
 
 __all__ = ["Request", "Requests"]
 
-PASSING = ("not-head", "recovering", "busy", "unknown-stream")  # temporary refusals: try again
+# Refusals (`why` of an answer) that are temporary: the request is sent again after a pause.
+PASSING = ("not-head", "recovering", "busy", "unknown-stream")
 # "unknown-stream" is treated as temporary this many times, because a new stream may not have
 # reached this replica yet.
 PATIENT = 20
@@ -33,13 +34,16 @@ class RequestsConfig(Protocol):
     def replicas(self) -> tuple[Peer, ...]: ...
 
     @property
-    def retry_ns(self) -> int: ...
+    def retry_ns(self) -> int:
+        """A replica that has not answered for this time counts as silent."""
 
     @property
-    def backoff_ns(self) -> int: ...
+    def backoff_ns(self) -> int:
+        """The pause before a request is sent again."""
 
     @property
-    def questions_max(self) -> int: ...
+    def questions_max(self) -> int:
+        """Most open requests."""
 
 
 @dataclass(slots=True)
@@ -52,7 +56,7 @@ class Request:
     then: Message | None = None  # replaces `message` after the first answer
     cancel: Message | None = None  # sent when the request is dropped
     answered: bool = False  # by the replica that it was sent to last
-    refusals: int = 0
+    refusals: int = 0  # temporary refusals in a row
 
 
 @dataclass(slots=True)
@@ -60,10 +64,13 @@ class Aim:
     """The replica that requests are sent to, and when it last answered."""
 
     at: int = 0  # index of `config.replicas`
-    heard_ns: int = 0
+    heard_ns: int = 0  # the last answer, or the time since when an answer is expected
 
 
 class Requests(HandlerMachine):
+    """The base class of machines that send requests. Timers: "retry" looks for silent replicas;
+    "again" sends all requests that are not answered."""
+
     inputs: ClassVar[dict[type, str]] = {
         Start: "_on_start",
         Inquire: "_on_inquire",
@@ -75,7 +82,7 @@ class Requests(HandlerMachine):
     def __init__(self, config: RequestsConfig, counters: Counter[str] | None = None) -> None:
         super().__init__(counters)
         self.config = config
-        self.open: dict[int, Request] = {}
+        self.open: dict[int, Request] = {}  # by token
         # False: for requests to any replica; True: for requests to the head.
         self.aims = {False: Aim(), True: Aim()}
 
@@ -106,7 +113,7 @@ class Requests(HandlerMachine):
         return self.config.replicas[self.aims[request.of_head].at]
 
     def _owed(self, of_head: bool) -> bool:
-        """Whether an answer of the current replica (or the current head) is outstanding."""
+        """Whether a request of this kind is sent and not answered."""
         return any(
             not request.answered and request.of_head == of_head for request in self.open.values()
         )
@@ -118,6 +125,7 @@ class Requests(HandlerMachine):
     # ------------------------------------------------------------ answers
 
     def _on_answer(self, peer: Peer, message: Any) -> None:
+        """Handle an answer: a message with `token` and `why`, and perhaps `head`."""
         request = self.open.get(message.token)
         if request is None or peer != self._replica(request):
             return
@@ -137,7 +145,8 @@ class Requests(HandlerMachine):
         self.out.append(Emit(Answered(message.token, message)))
 
     def _go_to_head(self, why: str, head: Peer) -> None:
-        """Send the requests of the head to `head`. If it is not known, try the next replica."""
+        """From now on, send requests with `of_head` to the replica `head`. If a replica is not the
+        head and does not know it (""), to the next replica."""
         aim, replicas = self.aims[True], self.config.replicas
         if head in replicas:
             aim.at = replicas.index(head)

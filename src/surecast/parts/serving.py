@@ -18,6 +18,7 @@ __all__ = ["SERVE", "Serving", "send_range"]
 
 SERVE: Final = "serve"  # the key of AtEndOfPass and EndOfPass
 
+# Functions of the protocol that make a message. Parameters of each:
 MakeEvents = Callable[[LogId, tuple[Batch, ...], int], Message]  # stream, batches, end shown here
 # stream, lo, hi, end shown here, whether it is the last message, batches
 MakeRange = Callable[[LogId, int, int, int, bool, tuple[Batch, ...]], Message]
@@ -56,12 +57,12 @@ class Serving:
         begin after it."""
         self.service = service
         self.end_event = end_event
-        self.make = make
+        self.make = make  # makes the messages with events
         self.messages_max = messages_max  # most messages to one follower in one call of `serve`
         self.followers: dict[LogId, dict[Peer, int]] = {}  # stream → peer → next position to send
         self.count = 0  # the number of followers of all streams
         self.news: dict[LogId, None] = {}  # streams with events to send to their followers
-        self.congested: dict[Peer, None] = {}
+        self.congested: dict[Peer, None] = {}  # set by the machine: peers whose queues are full
         self.is_due = False  # `serve` will be called at the end of the pass
 
     # ------------------------------------------------------------ followers
@@ -76,8 +77,8 @@ class Serving:
         self._serve_rest(out)
 
     def has_room(self, stream: LogId, peer: Peer, count_max: int) -> bool:
-        """Whether a peer may follow a stream. A peer that already follows it may always begin
-        again."""
+        """Whether a peer may follow a stream, if at most `count_max` followers of all streams are
+        allowed. A peer that already follows the stream may always start at another position."""
         return self.count < count_max or peer in self.followers.get(stream, ())
 
     def remove(self, stream: LogId, peer: Peer) -> None:
@@ -98,7 +99,7 @@ class Serving:
     # ------------------------------------------------------------ sending
 
     def moved(self, stream: LogId) -> None:
-        """Note that more of the stream may be shown. The next `serve` sends it."""
+        """Note that more events of the stream may be shown. The next `serve` sends them."""
         if stream in self.followers:
             self.news[stream] = None
 
@@ -144,9 +145,9 @@ class Serving:
     ) -> None:
         """Send new events to one follower.
 
-        `sent` has the messages that were made for other followers, by position. They are used again
-        because a driver encodes each message only once. `idle_answer`: if there are no events, send
-        the end of the stream."""
+        `sent` has the messages that were made for other followers, by position. They are sent to
+        this follower, too, because a driver encodes a message object only once. `idle_answer`: if
+        there are no events, send the end of the stream."""
         service, table = self.service, self.followers[stream]
         at, end = table[peer], service.shown_end(stream)
         if not end:
@@ -217,7 +218,9 @@ def send_range(
         if make_lost is not None and lost is not None:
             made.append(make_lost(stream, at, lo, end, is_last, lost[1]))
         else:
-            made.append(make(stream, at, max(lo, hi) if lo >= upto else lo, end, is_last, batches))
+            # The last message answers the whole range, also its part beyond the stream's end.
+            answered = max(lo, hi) if lo >= upto else lo
+            made.append(make(stream, at, answered, end, is_last, batches))
         if is_last:
             return made
     end = end_of(stream)

@@ -58,7 +58,7 @@ class Zipf:
             raise UsageError(f"Zipf needs n >= 1 and skew >= 0, not n={n}, skew={skew}")
         self.n = n
         self.skew = skew
-        self._weight_below = _cumulative_weights(n, skew)
+        self._weight_below = _cumulative_weights(n, skew)  # [k - 1]: of the ranks up to k
 
     def probabilities(self) -> Floats:
         """The probability of each rank, in order of rank."""
@@ -80,9 +80,9 @@ class Zipf:
         return self._ranks(rng.random(sizes.size) * self._weight_below[sizes - 1], sizes)
 
     def _ranks(self, weights: Floats, highest: int | Ints) -> Ints:
-        found = np.searchsorted(self._weight_below, weights, side="right").astype(np.int64) + 1
+        ranks = np.searchsorted(self._weight_below, weights, side="right").astype(np.int64) + 1
         # A draw just below 1 may be rounded up to the total weight, which gives the last rank + 1.
-        return np.minimum(found, highest)
+        return np.minimum(ranks, highest)
 
 
 class Zeta:
@@ -168,7 +168,8 @@ def _cumulative_weights(n: int, skew: float) -> Floats:
 
 
 def poisson_arrivals(rng: Generator, rate: float, count: int) -> Floats:
-    """The times of the first `count` arrivals of a Poisson process with `rate` arrivals a unit."""
+    """The times of the first `count` arrivals of a Poisson process, with on average `rate` arrivals
+    per unit of time."""
     if rate <= 0:
         raise UsageError(f"the rate of arrivals must be positive, not {rate}")
     return np.cumsum(rng.exponential(1.0 / rate, count))
@@ -180,9 +181,9 @@ def poisson_arrivals(rng: Generator, rate: float, count: int) -> Floats:
 class KeyEvents(NamedTuple):
     """A workload in columns: one row for each event, in order of time."""
 
-    key: Ints  # key ids, numbered in the order in which the keys were inserted
+    key: Ints  # the id of each event's key; ids are numbered from 0 in the order of insertion
     new: Flags  # whether the event inserts its key
-    time: Floats  # in ticks
+    time: Floats  # in ticks, the unit of time of the rates in `population`
 
 
 def population(
@@ -199,8 +200,8 @@ def population(
 
     Both arrive as Poisson processes; `updates` and `inserts` are their mean rates per tick. An
     update concerns the key at a rank that is drawn by Zipf from the keys that exist at that moment.
-    A new key is inserted at a rank drawn by Zeta with the same skew (as the last one if the rank is
-    beyond), or, with newcomers="last", always as the least popular key. The `initial` keys have ids
+    A new key is inserted at a rank drawn by Zeta with the same skew (as the last key, if there are
+    fewer), or, with newcomers="last", always as the least popular key. The `initial` keys have ids
     0..initial-1 in order of popularity. Without initial keys the first event is always an
     insertion, because there is nothing to update.
     """

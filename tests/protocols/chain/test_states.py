@@ -307,13 +307,13 @@ def test_a_new_tail_that_serves_before_the_old_one_has_stopped_is_caught() -> No
 
 BROKEN: dict[str, Callable[[Harness], None]] = {
     "committed 9": lambda harness: setattr(harness.replica.logs[LOG], "committed", 9),
-    "on its way": lambda harness: setattr(harness.replica.logs[LOG], "end", 9),
+    "neither on disk": lambda harness: setattr(harness.replica.logs[LOG], "end", 9),
     "miscounted": lambda harness: setattr(harness.replica, "pending_bytes", 9),
     "the epoch fell": lambda harness: setattr(harness.replica.saved, "epoch", 1),
     "waits for the token": lambda harness: setattr(harness.replica, "has_token", False),
-    "beside others": lambda harness: harness.replica.holes.update({LOG: [(1, 2)]}),
-    "unclean since": lambda harness: setattr(harness.replica.saved, "clean", False),
-    "not the last member": lambda harness: setattr(
+    "but is not alone": lambda harness: harness.replica.holes.update({LOG: [(1, 2)]}),
+    "no epoch of the loss": lambda harness: setattr(harness.replica.saved, "clean", False),
+    "only the last member may": lambda harness: setattr(
         harness.replica, "learner", harness.replica.follower
     ),
     "gated without a learner": lambda harness: setattr(harness.replica, "join", "gating"),

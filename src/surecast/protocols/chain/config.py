@@ -1,4 +1,7 @@
-"""The configuration of a chain."""
+"""The configuration of a chain.
+
+R1 to R10 are rules of the pages in docs/protocols.
+"""
 
 from dataclasses import dataclass
 
@@ -20,14 +23,17 @@ class ChainConfig:
     # region (R6).
     min_replicas: int = 0
     heartbeat_ns: int = 50 * MS  # how often neighbours send each other a heartbeat
-    suspect_ns: int = 500 * MS  # a silent neighbour is proposed for removal after this
+    suspect_ns: int = 500 * MS  # a neighbour that is silent for this time is proposed for removal
     watch_ns: int = 1 * SECOND  # how often the configuration service is queried
     # How often the service is queried while logs grow. Each query reports our disk's serial number.
     count_ns: int = 200 * MS
-    sync_ns: int = 200 * MS  # how often an unanswered Sync is repeated
+    # How often a replica repeats an unanswered Sync, the request for what its logs lack.
+    sync_ns: int = 200 * MS
     save_ns: int = 100 * MS  # how often the committed ends of logs are saved
-    inflight_max: int = 64  # batches a publisher may have unacknowledged (R3)
-    publisher_ttl_ns: int = 7 * 24 * 3600 * SECOND  # idle publishers are forgotten after this (R4)
+    # Most batches of a publisher that the region has not acknowledged yet (R3).
+    inflight_max: int = 64
+    # A publisher that was idle for this time is forgotten: its retries are refused (R4).
+    publisher_ttl_ns: int = 7 * 24 * 3600 * SECOND
     # With more publishers than this in a log, those that were idle longest are forgotten.
     publishers_max: int = 100_000
     # Least time between two writes of the publishers' state, for each of its bytes: 1 s per MB.
@@ -36,8 +42,9 @@ class ChainConfig:
     pending_bytes_max: int = 64 << 20  # bytes that wait for the disk; above, publishes are refused
     join_lag_max: int = 10_000  # positions a learner may lack when commits start to wait for it
     store_retry_ns: int = 100 * MS  # time until a failed write is repeated
-    store_retries_max: int = 30  # after this many failed writes the replica asks to be removed
-    configured: tuple[Peer, ...] = ()  # the replicas listed for the region, for status
+    # After this many failed writes in a row, a replica proposes to remove itself from the chain.
+    store_retries_max: int = 30
+    configured: tuple[Peer, ...] = ()  # all replicas of the region, as shown in status
 
     def __post_init__(self) -> None:
         if self.replicas < 1:

@@ -1,16 +1,17 @@
 """The accepted batches of each publisher of one log, to recognise retries (R2-R4).
 
 A publisher numbers its events from 1 in each log. It retries identical batches in their original
-order. Only the batch that begins at the publisher's next number is new. For each publisher the last
-few batches and their positions are kept, enough to answer every retry that can still arrive.
+order. Only the batch that begins at the publisher's next number is new. For each publisher, the
+numbers and positions of its last few batches are kept: enough to answer every retry that can still
+arrive.
 
 A publisher's id is 16 bytes. The first eight are the wall-clock time of its creation in
 nanoseconds, or zero for a *named* publisher: an application has chosen its name, and its state is
 never forgotten. The state of other publishers is forgotten when they were idle for long. The
 `horizon` is the latest creation time of all publishers forgotten so far. An unknown publisher that
 was created at or before the horizon is refused as expired, because it may be a forgotten one. A
-publisher whose creation time is further in the future than the time-to-live is refused, too: when
-it is forgotten, it would move the horizon into the future, and new publishers would be refused.
+publisher whose creation time is further in the future than the time-to-live is refused, too:
+forgetting it would move the horizon into the future, and new publishers would be refused.
 """
 
 from collections import deque
@@ -23,13 +24,18 @@ from surecast.errors import PeerError
 
 __all__ = ["NEW", "Dedup", "PublisherState", "Verdict", "publisher_born_ns"]
 
-NEW, DUPLICATE, OUT_OF_ORDER, MISMATCH, EXPIRED = range(5)
+# The kinds of a `Verdict` about a batch.
+NEW = 0  # the batch with the publisher's next number: append it
+DUPLICATE = 1  # a retry of a batch that is in the log: answer with its position
+OUT_OF_ORDER = 2  # an earlier batch is missing, or a retry is so old that its position is not kept
+MISMATCH = 3  # a batch with the same number but another number of events was accepted before
+EXPIRED = 4  # the publisher's state may have been forgotten: a retry cannot be recognised
 
 
 class Verdict(msgspec.Struct, gc=False):
     """The result of `Dedup.check`: whether a batch is new."""
 
-    kind: int  # NEW, DUPLICATE, ...
+    kind: int  # one of the constants above
     number: int = 0  # DUPLICATE: position of the first event; OUT_OF_ORDER: expected pub_no
 
 
@@ -43,15 +49,17 @@ class PublisherState:
     """What was accepted from one publisher in one log."""
 
     next_no: int = 1
-    # The last batches: (pub_no, count, lo).
+    # The last batches, oldest first: (pub_no, number of events, first position).
     recent: deque[tuple[int, int, int]] = field(default_factory=deque)
-    time_ns: int = 0  # the time of the last batch, by the head's clock
+    time_ns: int = 0  # the time of the last batch, by the clock of the head that appended it
 
 
 @dataclass(slots=True)
 class Dedup:
-    inflight_max: int
-    ttl_ns: int
+    """The state of all publishers of one log."""
+
+    inflight_max: int  # this and the next two: see `ChainConfig`
+    ttl_ns: int  # `publisher_ttl_ns`
     publishers_max: int = 100_000
     publishers: dict[bytes, PublisherState] = field(default_factory=dict)
     horizon_ns: int = 0  # an unknown publisher created up to this time may have been forgotten
@@ -91,7 +99,8 @@ class Dedup:
         state.next_no = batch.pub_no + batch.count
         state.recent.append((batch.pub_no, batch.count, batch.lo))
         state.time_ns = batch.time_ns
-        # Twice the number of batches that may be unacknowledged: the newer half may be truncated.
+        # Twice as many as a publisher may have unacknowledged: if the log is truncated, the newer
+        # half is removed, and the publisher may still retry batches of the older half.
         if len(state.recent) > 2 * self.inflight_max:
             state.recent.popleft()
 
@@ -112,7 +121,7 @@ class Dedup:
         """Remove publishers that were silent for the time-to-live and, if there are too many, also
         those that were silent longest. The horizon rises to the latest of their creation times."""
         newest_ns = max((s.time_ns for s in self.publishers.values()), default=0)
-        silent_ns = newest_ns - self.ttl_ns
+        silent_ns = newest_ns - self.ttl_ns  # publishers without a batch since then are removed
         born = {p: b for p in self.publishers if (b := publisher_born_ns(p))}
         self.named = len(self.publishers) - len(born)
         over = len(born) - self.publishers_max
@@ -132,7 +141,7 @@ class Dedup:
                 del self.publishers[publisher]
 
     def snapshot(self, end: int) -> bytes:
-        """The state at position `end`."""
+        """The state as it was when the log ended at `end`, as bytes (see `Snapshot`)."""
         rows = []
         for publisher in sorted(self.publishers):
             state = self.publishers[publisher]
@@ -145,7 +154,8 @@ class Dedup:
         return msgspec.msgpack.encode((self.horizon_ns, rows))
 
     def merge(self, data: bytes) -> None:
-        """Add a snapshot of the state of the same log at a committed position."""
+        """Add a snapshot of the same log at a committed position: the result knows all batches that
+        this state or the snapshot knows."""
         horizon_ns, rows = _decode(data)
         self.horizon_ns = max(self.horizon_ns, horizon_ns)
         for publisher, next_no, time_ns, recent in rows:
@@ -157,7 +167,8 @@ class Dedup:
             state.time_ns = max(state.time_ns, time_ns)
 
     def replace(self, data: bytes, end: int) -> None:
-        """Take the predecessor's state for positions below `end`; keep our own from `end` on.
+        """Replace the state of positions below `end` by `data`, the predecessor's snapshot at
+        `end`. Keep our own state of positions from `end` on.
 
         This is not a merge, because our own state below `end` may stem from batches that were
         truncated and replaced by others.
@@ -173,6 +184,7 @@ class Dedup:
                 state.time_ns = max(state.time_ns, before.time_ns)
 
 
+# (horizon_ns, rows); a row: (publisher, next_no, time_ns, recent as in `PublisherState`).
 Snapshot = tuple[int, list[tuple[bytes, int, int, list[tuple[int, int, int]]]]]
 
 

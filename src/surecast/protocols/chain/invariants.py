@@ -19,14 +19,16 @@ __all__ = ["Seen", "check"]
 
 
 class Seen(msgspec.Struct):
-    """Values at the last check, to detect that a value that must never fall has fallen."""
+    """Values of a replica at the last check. They must never fall; `committed` may, but only with a
+    Truncate."""
 
     epoch: int = 0
-    serial_kept: int = 0
-    committed: dict[LogId, int] = {}
+    serial_kept: int = 0  # the serial number of the disk that is stored on it
+    committed: dict[LogId, int] = {}  # the committed end of each log
 
 
 def check(replica: "Roles") -> None:
+    """Assert all invariants of this replica, and update `replica.validated`."""
     seen = replica.validated
     assert replica.epoch >= seen.epoch, f"the epoch fell from {seen.epoch} to {replica.epoch}"
     assert replica.serial_kept >= seen.serial_kept, "the serial number fell"
@@ -65,8 +67,8 @@ def _check_place(replica: "Roles") -> None:
         assert replica.has_token or (replica.is_last and not replica.is_head), (
             "only a new tail waits for the token"
         )
-        assert not replica.holes or len(members) == 1, "a member with holes beside others"
-        assert saved.clean or saved.lost_epoch, "unclean since no known epoch (R8)"
+        assert not replica.holes or len(members) == 1, "a member has holes, but is not alone"
+        assert saved.clean or saved.lost_epoch, "not clean, but no epoch of the loss (R8)"
     else:
         assert not replica.owes_token or not replica.active, "only a member hands over the tail"
     if replica.active and replica.owes_token:
@@ -77,11 +79,11 @@ def _check_learner(replica: "Roles") -> None:
     """Only the last member adds a learner, and notes this on disk before it proposes the
     learner."""
     learner = replica.learner
-    assert learner is None or replica.is_last, "a learner, and not the last member"
+    assert learner is None or replica.is_last, "only the last member may have a learner"
     if replica.join:
         assert learner is not None, "gated without a learner"
         assert replica.learner_member is not None
-        assert replica.learner_member not in replica.members, "gated on a member"
+        assert replica.learner_member not in replica.members, "the learner is a member already"
     if replica.learner_state is LearnerState.PROPOSED:
         assert replica.saved.joining, "proposed without a note on disk"
     if replica.active and replica.saved.joining:
@@ -96,17 +98,18 @@ def _check_follower(replica: "Roles", follower: Follower) -> None:
 
 
 def _check_log(replica: "Roles", state: LogState) -> int:
-    """`committed <= stored <= end`; the positions from `stored` to `end` wait for the disk."""
+    """`committed <= stored <= end`; the positions from `stored` to `end` wait for the disk. Returns
+    the number of bytes that wait."""
     assert 1 <= state.committed <= state.stored <= state.end, (
         f"committed {state.committed}, stored {state.stored}, end {state.end}"
     )
-    assert replica.is_head or not state.waiting, "submissions wait, and not at the head"
+    assert replica.is_head or not state.waiting, "submissions wait, but this is not the head"
     at, nbytes = state.stored, 0
     for pending in state.pending:
         assert pending.lo == at, "a gap in what waits for the disk"
         at = pending.hi
         nbytes += pending.nbytes
-    assert at == state.end, "appended, but neither on disk nor on its way there"
+    assert at == state.end, "positions are neither on disk nor waiting for it"
     return nbytes
 
 
@@ -121,7 +124,7 @@ def _check_commit(replica: "Roles", log: LogId, state: LogState) -> None:
 
 
 def _check_taken_back(replica: "Roles", log: LogId, committed: int) -> None:
-    """The committed end falls only if the log is truncated there."""
+    """The committed end falls to `committed` only if the same step truncates the log there."""
     cut = any(
         type(effect) is Truncate and effect.log == log and effect.end == committed
         for effect in replica.out

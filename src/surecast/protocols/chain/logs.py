@@ -14,7 +14,7 @@ __all__ = ["Follower", "LogState", "Pending"]
 
 @dataclass(slots=True)
 class Pending:
-    """Batches passed to the disk and not confirmed yet."""
+    """The batches of one append, at positions [lo, hi), that the disk has not confirmed yet."""
 
     lo: int
     hi: int
@@ -31,30 +31,36 @@ class LogState:
     end: int = 1  # appended here
     stored: int = 1  # on disk here
     committed: int = 1  # on disk at every replica
-    known: int = 1  # the committed end that the predecessor has reported
+    known: int = 1  # the committed end that the predecessor (for a learner: the tail) reported
     time_ns: int = 0  # of the newest event; never decreases (R10)
     pending: deque[Pending] = field(default_factory=deque)
     attempt: int = 0  # rises with each retry of appends, to ignore completions of earlier attempts
     failed: bool = False  # a write failed; the pending appends wait for the next attempt
-    parts: Parts = field(default_factory=Parts)  # received parts of a publishers' state
+    # The parts received so far of the publishers' state (message Publishers).
+    parts: Parts = field(default_factory=Parts)
     kept: int = 1  # the publishers' state on disk covers the positions below this one
     saves: int = 0  # how often the publishers' state was written: only the last write counts
-    compacting: CompactLog | None = None  # waits until the publishers' state may be written again
-    kept_ns: int = -1 << 62  # when the publishers' state was last written for a compaction
+    # A compaction that waits until the publishers' state may be written again
+    # (`ChainConfig.snapshot_ns_per_byte`); None: none waits.
+    compacting: CompactLog | None = None
+    # When the publishers' state was last written for a compaction; at first, long ago.
+    kept_ns: int = -1 << 62
     kept_bytes: int = 0  # the size of that state
-    # At the head: submissions that are not answered yet, token → (hi, lo) of the batch.
+    # At the head: submissions that are not answered yet, by token: (end, first position) of the
+    # batch. Answered once the committed end reaches the batch's end.
     waiting: dict[Any, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Follower:
-    """The successor, or a learner that the tail is bringing up to date."""
+    """A replica that this one sends its logs to: the successor or, at the tail, a learner."""
 
     peer: Peer
     sent: dict[LogId, int]  # the end of what was sent
     acked: dict[LogId, int]  # the end of what it has confirmed as stored
-    # The position for which the publishers' state was sent, and whether it was confirmed.
+    # The log's end for which the publishers' state was sent; absent: it must be sent (again).
     publishers_sent: dict[LogId, int] = field(default_factory=dict)
+    # Whether the follower has confirmed that it has stored the publishers' state.
     publishers_kept: dict[LogId, bool] = field(default_factory=dict)
     committed: dict[LogId, int] = field(default_factory=dict)  # as last sent to a learner
-    heard_ns: int = 0
+    heard_ns: int = 0  # when a learner was last heard; used only for learners

@@ -1,4 +1,10 @@
-"""Messages between replicas, and between replicas and the configuration service."""
+"""Messages between replicas, and between replicas and the configuration service.
+
+Every message between replicas has the `epoch` (number of the configuration) that its sender uses. A
+receiver with another epoch does not handle it (`Roles._current`). Names of fields are the same in
+all messages: `log` is a log's id, `upto`, `end` and `committed` are the first position beyond what
+they describe.
+"""
 
 import msgspec
 
@@ -41,30 +47,35 @@ class Member(msgspec.Struct, gc=False, array_like=True, frozen=True):
 class Watch(ChainMessage):
     """Request the configuration of `chain`, now and whenever it changes.
 
-    `serial` is the serial number on the sender's disk, which rises with every start and while logs
-    grow; `start` is the number with which the sender started. The service keeps `serial`. If the
-    replica later starts with a number at or below it, its disk is an older copy of itself.
+    The service uses the serial number to detect a disk that is an older copy of itself. A replica
+    saves this number on its disk and increases it at every start and while logs grow. The service
+    keeps the last `serial` of each disk. If the disk is started again (another `life`) with a
+    `start` at or below the kept number, its newest changes are missing.
     """
 
     chain: str
     member: Member
-    life: bytes = b""  # random, drawn at each start; empty: the sender has no serial number
-    start: int = 0
-    serial: int = 0
+    # Random bytes that identify this run of the sender's process, drawn at each start. Empty: the
+    # sender has no serial number.
+    life: bytes = b""
+    start: int = 0  # the serial number with which this run began
+    serial: int = 0  # the serial number that is on the disk now
     # The newest configuration that the sender knows. A service that has lost it takes it from here.
     epoch: int = 0
     members: tuple[Member, ...] = ()
-    lineage: int = 0
+    lineage: int = 0  # see `Configuration`
 
 
 class Propose(ChainMessage):
-    """Replace configuration `epoch` by `members`; ignored if the epoch is not the current one."""
+    """Make `members` the next configuration. If `epoch` is not the number of the current one, the
+    service changes nothing and answers with the current configuration."""
 
     chain: str
     epoch: int
     members: tuple[Member, ...]
-    # Found the chain again: these members need not be members of the last epoch. Used when an
-    # operator has decided that those will not return, and to make the others discard their logs.
+    # Accept `members` even if none of them is in the current configuration, and start a new lineage
+    # (see `Configuration`). Used when an operator has decided that the current members will not
+    # return, and to make all other replicas discard their logs.
     force: bool = False
 
 
@@ -74,9 +85,12 @@ class Configuration(ChainMessage):
     chain: str
     epoch: int
     members: tuple[Member, ...]
-    # Rises when the chain is founded again by force. Logs of older lineages are discarded.
+    # How many proposals with `force` were accepted. A replica whose logs are of an older lineage
+    # discards them.
     lineage: int = 0
-    behind: int = 0  # if not 0: the receiver's disk is an older copy, it has had this serial number
+    # Not 0: the receiver's disk is an older copy of itself, because the service has already seen it
+    # with this serial number.
+    behind: int = 0
 
 
 # ------------------------------------------------------------ between replicas
@@ -106,20 +120,22 @@ class Sync(ChainMessage):
 
     epoch: int
     member: Member
-    ends: dict[bytes, int]  # of what is on disk, by log
-    committed: dict[bytes, int]
+    ends: dict[bytes, int]  # log → end of what is on its disk and can be read without a gap
+    committed: dict[bytes, int]  # log → its committed end
 
 
 class SyncAck(ChainMessage):
-    """The predecessor has received the Sync, and sends what is missing."""
+    """The answer to Sync: the predecessor (for a learner: the tail) sends what is missing."""
 
     epoch: int
 
 
 class Publishers(ChainMessage):
-    """The publishers' state (`dedup.py`) of `log` at position `end`.
+    """A part of the publishers' state (`dedup.py`) of `log` below `end`.
 
-    `data` is the part from offset `at` on, of `total` bytes. Parts are sent in order.
+    The state is sent as bytes (`Dedup.snapshot`), in one or several parts, in order. `data` is the
+    part that begins at offset `at`; `total` is the size of the whole state (0: `data` is all of
+    it).
     """
 
     epoch: int
@@ -131,15 +147,15 @@ class Publishers(ChainMessage):
 
 
 class PublishersKept(ChainMessage):
-    """The sender has the state that it received with `Publishers` on disk."""
+    """The publishers' state that the sender received with Publishers is on its disk."""
 
     epoch: int
     log: LogId
 
 
 class Wanted(ChainMessage):
-    """The sender is the only member of its chain and cannot read [lo, hi) of `log`. It requests
-    this range from a learner."""
+    """A request for [lo, hi) of `log`, from the only member of a chain to a learner. The member
+    cannot read these positions on its own disk (a hole). Answered by Patch, or not at all."""
 
     epoch: int
     log: LogId
@@ -148,7 +164,8 @@ class Wanted(ChainMessage):
 
 
 class Patch(ChainMessage):
-    """The answer to Wanted: the first part of the range, committed positions only."""
+    """The answer to Wanted: batches from the start of the range on, committed positions only. They
+    may cover only the first part of the range."""
 
     epoch: int
     log: LogId
@@ -168,7 +185,7 @@ class Beat(ChainMessage):
 
 
 class Stale(ChainMessage):
-    """The receiver used an old epoch. This is the newer configuration that the sender knows."""
+    """The answer to a message with an old epoch: the newer configuration, which the sender uses."""
 
     epoch: int
     members: tuple[Member, ...]

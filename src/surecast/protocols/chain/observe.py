@@ -13,6 +13,7 @@ __all__ = ["ChainObserver"]
 
 # The names of a replica's states in status and metrics.
 PLACES: Mapping[ReplicaState, str] = {
+    # As `ChainStatus.place`.
     ReplicaState.STARTING: "outside",
     ReplicaState.WAITING: "outside",
     ReplicaState.OUTSIDE: "outside",
@@ -67,7 +68,8 @@ class ChainObserver:
         ),
         "replica-ahead": Code(
             "Another replica of the region has positions that this one, the chain's tail, lacks: "
-            "this one has lost them, or the other one kept a history that was given up.",
+            "either this one has lost them, or the other one still has a history that was given "
+            "up.",
             "Stop both, compare both folders with `surecast log info`, and found the chain again "
             "from the one that has more: see docs/operations.md.",
         ),
@@ -101,14 +103,14 @@ class ChainObserver:
             yield "replicas-missing", ", ".join(missing)
         if chain.saved.distrust:
             yield "disk-distrusted", chain.saved.distrust
-        if recent := chain.ahead():
-            yield "replica-ahead", ", ".join(recent)
+        if ahead := chain.ahead():
+            yield "replica-ahead", ", ".join(ahead)
         if chain.active and not chain.saved.clean:
             yield "disks-lost", f"since epoch {chain.saved.lost_epoch}"
         # Failures are reported only while something waits to be written. (It may have been
         # truncated since the write failed.)
         failures = chain.store_failures
-        waiting = sum(s.failed or bool(failures and s.pending) for s in chain.logs.values())
+        waiting = sum(s.failed or bool(failures and s.pending) for s in chain.logs.values())  # logs
         if waiting:
             yield "disk-failing", f"writes fail, {failures} in a row; {waiting} logs wait"
         if chain.pending_bytes > config.pending_bytes_max:
@@ -140,6 +142,7 @@ class ChainObserver:
 
 
 def _damage(chain: Replica) -> str:
+    """What the replica's disk has lost, as text; empty: nothing."""
     if chain.saved.distrust:
         return chain.saved.distrust
     holes = sum(map(len, chain.holes.values()))

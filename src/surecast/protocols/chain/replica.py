@@ -9,7 +9,25 @@ roles.py has the base class, which handles the replica's place in the chain. R1 
 the pages in docs/protocols.
 
 G10 with up to f crashes, or a crash of all replicas that keeps their disks, no acknowledged event
-is lost, no position is reused, no retry is duplicated, and each publisher's order is kept.
+is lost, no position is assigned twice, no retry is appended again, and each publisher's order is
+kept.
+
+The tokens of storage effects, and what the effect writes:
+
+    ("append", log, attempt)           batches of a log (`LogState.attempt`)
+    ("repair", log)                    batches that fill holes
+    ("committed", serial)              the committed ends of all logs, and the serial number
+    ("chain", epoch, then, peer)       `Roles.saved`; `then`, `peer`: what to do next (`_save`)
+    ("publishers", log, end, data)     the publishers' state `data` of a log below `end`
+    ("compact", command, lineage, end, saves)
+                                       what must be on disk before the compaction `command`: the
+                                       publishers' state below `end` (`saves`: its number), or only
+                                       the committed end of the log (`end` and `saves` are 0)
+    ("compacted", log, lo, hi)         the compaction itself
+    ("damage",)                        the state `DAMAGE`, as empty
+
+The keys of timers: "beat" and "save" (regular); the rest repeat or delay a write: a log's id (its
+appends), "damage", "save chain", ("compact", log), and the token of a write of "publishers".
 """
 
 from typing import Any, ClassVar
@@ -81,7 +99,8 @@ from surecast.protocols.chain.roles import Roles
 
 __all__ = ["Replica"]
 
-FORWARDS_PER_PUMP = 8  # messages of a catch-up in one step, so that new batches are not delayed
+# Most Forward messages to one follower that catches up, in one step: new batches are not delayed.
+FORWARDS_PER_PUMP = 8
 
 
 class Replica(Roles):
@@ -149,12 +168,13 @@ class Replica(Roles):
             if self.dirty:
                 self._save_committed()
         else:
-            self._retry_appends(inp.key)
+            self._on_retry_timer(inp.key)
 
     # ------------------------------------------------------------ appending
 
     def _on_submit(self, inp: Submit) -> None:
-        """Append a publisher's batch exactly once; acknowledge it when committed (R2, R3, R6)."""
+        """Append a publisher's batch exactly once; emit Submitted when it is committed (R2, R3,
+        R6)."""
         refuse = ""
         if not self.is_head:
             refuse = "not-head"
@@ -223,6 +243,7 @@ class Replica(Roles):
         return True
 
     def _append(self, log: LogId, batches: tuple[Batch, ...]) -> None:
+        """Append batches that begin at the log's end, and begin to write them to disk."""
         state = self._log(log)
         assert batches[0].lo == state.end, "positions are given without gaps"
         for batch in batches:
@@ -234,7 +255,7 @@ class Replica(Roles):
         state.pending.append(pending)
         self.pending_bytes += nbytes
         self.out.append(Emit(Appended(log, state.end)))
-        if not state.failed:
+        if not state.failed:  # else the next attempt writes these batches, too
             self.out.append(Append(log, batches, ("append", log, state.attempt)))
 
     # ------------------------------------------------------------ the disk
@@ -244,7 +265,7 @@ class Replica(Roles):
         if what == "append":
             _, log, attempt = inp.token
             state = self.logs[log]
-            if attempt == state.attempt:
+            if attempt == state.attempt:  # else the log was truncated or the write repeated
                 self.store_failures = 0
                 pending = state.pending.popleft()
                 self.pending_bytes -= pending.nbytes
@@ -258,11 +279,11 @@ class Replica(Roles):
         elif what == "publishers":
             self._on_publishers_saved(inp.token[1])
         elif what == "compact":
-            command = inp.token[1]
-            if inp.token[2] == self.saved.lineage:
+            _, command, lineage, end, saves = inp.token
+            if lineage == self.saved.lineage:
                 state = self.logs[command.log]
-                if inp.token[4] == state.saves:
-                    state.kept = inp.token[3]
+                if saves == state.saves:  # else another state was written after this one
+                    state.kept = end
                 self._compact_now(command)
             else:  # the chain was founded again meanwhile
                 self.out.append(Emit(Rewritten(command.log, command.lo, command.hi, False)))
@@ -273,6 +294,8 @@ class Replica(Roles):
         for follower in (self.follower, self.learner):
             if follower is None:
                 continue
+            # If the follower was sent all that comes before, forward the batches from memory. Else
+            # `_pump` reads them from the disk.
             if follower.sent.get(log, 1) == pending.lo and follower.peer not in self.congested:
                 follower.sent[log] = pending.hi
                 self._send(
@@ -282,7 +305,7 @@ class Replica(Roles):
                 self._pump()
         if self.is_last:
             self._advance(log)
-        elif self.active and not self.is_member and self.pred:
+        elif self.active and not self.is_member and self.pred:  # as a learner
             self._ack_as_learner(log)
             self._commit(log, min(state.known, state.stored))
 
@@ -318,8 +341,9 @@ class Replica(Roles):
             _, log, lo, hi = inp.token
             self.out.append(Emit(Rewritten(log, lo, hi, False)))
 
-    def _retry_appends(self, key: Any) -> None:
-        """Retry the write for which this timer was set: an append, or another state on disk."""
+    def _on_retry_timer(self, key: Any) -> None:
+        """Do the write that was repeated or delayed by this timer (the module docstring has the
+        keys)."""
         if key == "damage":
             self.out.append(SaveState(DAMAGE, b"", ("damage",)))
             return
@@ -337,7 +361,7 @@ class Replica(Roles):
             elif command is not None:  # its positions were truncated
                 self.out.append(Emit(Rewritten(command.log, command.lo, command.hi, False)))
             return
-        if key not in self.logs:
+        if key not in self.logs:  # the token of a write of the publishers' state
             _, log, end, data = key
             state = self.logs[log]
             if state.stored >= end:  # do not overwrite a newer state that was saved meanwhile
@@ -373,8 +397,11 @@ class Replica(Roles):
             self.out.append(AtEndOfPass("pump"))
 
     def _pump_follower(self, follower: Follower) -> bool:
+        """Send one follower the next batches that it lacks, then the publishers' states and the
+        TailToken. Returns whether more batches are left to send."""
         budget = FORWARDS_PER_PUMP
         for log, state in self.logs.items():
+            # The end of what was sent, and of what can be sent.
             sent, whole = follower.sent.get(log, 1), self._whole(log)
             while sent < whole and budget:
                 budget -= 1
@@ -382,7 +409,8 @@ class Replica(Roles):
                 self._send(follower.peer, Forward(self.epoch, log, batches, state.committed))
                 sent = batches[-1].hi
                 if any(b.rows != b.count or (b.kind == DATA and not b.pub_no) for b in batches):
-                    # Compacted: the publishers' state must be sent again, after these batches.
+                    # Compacted: the follower cannot compute the publishers' state from these
+                    # batches, so the state must be sent again after them.
                     follower.publishers_sent.pop(log, None)
                     follower.publishers_kept.pop(log, None)
             follower.sent[log] = sent
@@ -411,7 +439,7 @@ class Replica(Roles):
             return
         state = self._log(message.log)
         if state.end < message.end:
-            return  # earlier batches did not arrive; after the next Sync both are sent again
+            return  # batches before this message are missing; a later Sync requests all again
         data = state.parts.take(message.at, message.data, message.total or len(message.data))
         if data is not None:
             state.dedup.replace(data, message.end)
@@ -443,8 +471,11 @@ class Replica(Roles):
             self._pass_publishers_on(inp.log, state.stored, data)
 
     def _save_publishers(self, log: LogId, end: int, data: bytes, token: tuple[Any, ...]) -> None:
-        # `committed` is saved with it: after a restart, the events that made the compacted
-        # positions void must still count as committed.
+        """Write the publishers' state `data` of positions below `end`.
+
+        The log's committed end is written with it: after a restart, the events that made the
+        compacted positions void must still count as committed.
+        """
         state = self.logs[log]
         state.saves += 1
         state.kept = min(state.kept, end)
@@ -481,6 +512,7 @@ class Replica(Roles):
             self._commit(log, self._gate(log))
 
     def _commit(self, log: LogId, upto: int) -> None:
+        """Raise the log's committed end to `upto`, if it is lower."""
         state = self._log(log)
         if upto <= state.committed:
             return
@@ -493,19 +525,21 @@ class Replica(Roles):
         self._answer_waiting(state)
 
     def _answer_waiting(self, state: LogState) -> None:
+        """Emit Submitted for all submissions of a log that are final now."""
         waiting = state.waiting
         while waiting:
             token = next(iter(waiting))
             hi, lo = waiting[token]
             if not self._is_final(state, hi):
-                return  # the entries after it are later batches, or retries, which can also wait
+                return  # the entries after this one are later batches, or retries, which may wait
             del waiting[token]
             self.out.append(Emit(Submitted(token, lo)))
 
     # ------------------------------------------------------------ compaction
 
     def _on_compact_log(self, inp: CompactLog) -> None:
-        """R4, R5: only committed positions are compacted, after the dedup state is on disk."""
+        """R4, R5: only committed positions are compacted, and only after the publishers' state is
+        on disk, because compacted batches no longer have their publishers and numbers."""
         state = self._log(inp.log)
         assert inp.hi <= state.committed, "only what is committed is compacted"
         if inp.hi <= state.kept:
@@ -528,7 +562,8 @@ class Replica(Roles):
         # Only up to the stored end: if a pending append fails, the saved state must not contain it.
         snapshot = self._publishers_at(state, state.stored)
         state.kept_ns, state.kept_bytes = self.now_ns, len(snapshot)
-        token = ("compact", inp, self.saved.lineage, state.stored, state.saves + 1)
+        number = state.saves + 1  # that `_save_publishers` gives to this write
+        token = ("compact", inp, self.saved.lineage, state.stored, number)
         self._save_publishers(inp.log, state.stored, snapshot, token)
 
     def _compact_now(self, inp: CompactLog) -> None:
@@ -562,8 +597,8 @@ class Replica(Roles):
         self._pump()
 
     def _on_refound(self, _inp: Refound) -> None:
-        """By an operator's decision, found the chain again with this replica as the only member. If
-        it is a member already, continue with what is on its disk."""
+        """An operator decided to found the chain again with this replica as the only member. If it
+        is a member already, continue with what is on its disk."""
         self.saved.distrust = ""
         if not self.is_member:
             self.saved.clean = False  # other regions may have more of our streams (R8)

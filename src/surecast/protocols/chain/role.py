@@ -16,6 +16,8 @@ __all__ = ["ChainRole", "witness"]
 
 
 class ChainRole:
+    """The chain as a `core.roles.Role`."""
+
     name = "chain"
     delivery = ""
     config: type[Any] = ChainConfig

@@ -6,7 +6,7 @@
   and becomes a *learner*: it is not a member, and the tail sends it what it lacks (R1).
 * A tail that adds a learner as a member first *gates* its commits: it commits only what the learner
   has stored, too. Only then it proposes the learner to the configuration service. So the new member
-  already has everything that was ever acknowledged.
+  already has everything that was ever acknowledged to publishers.
 * Before the proposal is sent, a note of it is on the tail's disk. A tail that crashes and finds the
   note does not commit alone before a new epoch has decided about the proposal.
 * A member is identified by its name and its disk. A replica that returns with an empty disk is a
@@ -14,10 +14,10 @@
 
 A disk that is damaged, or is an older copy of itself, has lost something that it had confirmed. Its
 replica takes a new identity, as if the disk were new, and becomes a learner: it keeps what it can
-read, and the tail sends it the rest. A single replica founds its chain again. The chain is not
-*clean* until the layer above has asked the other regions for what was lost (R8). Positions that
-cannot be read are *holes*. A replica with holes must not be head or tail of a chain that has other
-members.
+read, and the tail sends it the rest. A single replica *founds its chain again*: it proposes a
+configuration in which it is the only member, with its new identity. The chain is not *clean* until
+the layer above has asked the other regions for what was lost (R8). Positions that cannot be read
+are *holes*. A replica with holes must not be head or tail of a chain that has other members.
 
 To detect an older copy, every disk has a serial number, which rises with every start and whenever
 `committed` is saved. The replica reports the number on disk to the service. If the service knows a
@@ -73,6 +73,8 @@ from surecast.protocols.chain.states import LEARNER, REPLICA, LearnerState, Repl
 __all__ = ["Roles"]
 
 HOLES_AT_ONCE = 16  # most holes of a log that are requested from a learner at the same time
+# Values of `Roles.join`: how far the last member is with adding a learner. "": commits do not wait
+# for the learner. GATING: they do. PROPOSED: they do, and it was proposed as a member.
 GATING, PROPOSED = "gating", "proposed"
 
 
@@ -86,9 +88,12 @@ class Saved(msgspec.Struct, array_like=True):
     clean: bool = True  # false until the layer above has recovered lost logs (R8)
     lost_epoch: int = 0  # while not clean: the first epoch after the loss
     lineage: int = 0  # how often the chain was founded again by force (`Propose.force`)
-    distrust: str = ""  # why this disk is not trusted, until it is whole again; "": it is
-    gapped: bool = False  # changes of the disk are missing: its logs may lack any position
-    renounced: bool = False  # the disk got a new identity, and logs are not truncated yet
+    # Why this disk is not trusted: it has lost something that was not replaced yet. "": trusted.
+    distrust: str = ""
+    # The newest changes of the disk may be missing, so its logs may lack any position.
+    gapped: bool = False
+    # The disk got a new identity (`_renounce`), and its logs were not truncated or emptied since.
+    renounced: bool = False
 
 
 class Roles(HandlerMachine):
@@ -106,30 +111,35 @@ class Roles(HandlerMachine):
         self.logs: dict[LogId, LogState] = {}
         self.pending_bytes = 0  # appended and not on disk yet, of all logs
         self.saved = Saved(b"")
-        self.founded = False  # the identity of our disk is stored on it
-        self.active = False  # a configuration was adopted since this start
+        # The identity of our disk, and the serial number of this start, are stored on it.
+        self.founded = False
+        self.active = False  # true once a configuration was adopted since this start
         self.follower: Follower | None = None  # the successor, once its Sync has arrived
+        # At the last member: the learner that it is bringing up to date, and its last Sync.
         self.learner: Follower | None = None
         self.learner_member: Member | None = None
-        self.learner_sync: Sync | None = None  # the learner's last Sync
-        self.join = ""  # "" | GATING | PROPOSED
-        self.join_since_ns = 0
-        self.was_learner = False
+        self.learner_sync: Sync | None = None
+        self.join = ""  # "", GATING or PROPOSED (see above)
+        self.join_since_ns = 0  # when commits began to wait for the learner
+        self.was_learner = False  # in the previous configuration, this replica was no member
         self.has_token = True  # false: a new tail that waits for the TailToken of the old tail
         self.owes_token = False  # this replica must send a TailToken to its successor
-        self.synced = False  # the predecessor answered our Sync
-        self.congested: dict[Peer, bool] = {}
-        self.heard_ns: dict[Peer, int] = {}
+        self.synced = False  # the predecessor (for a learner: the tail) answered our Sync
+        self.congested: dict[Peer, bool] = {}  # peers whose queues are full; all values are true
+        self.heard_ns: dict[Peer, int] = {}  # when a peer last sent a message of our epoch
+        # When the beat timer last fired, and when Watch, Propose and Sync were last sent.
         self.beat_ns = self.watched_ns = self.proposed_ns = self.sync_sent_ns = 0
-        self.store_failures = 0
+        self.store_failures = 0  # appends that failed since the last one that was stored
         self.kept_epoch = 0  # the epoch that is stored on our disk
         self.life = b""  # random, drawn at each start
-        self.serial = self.serial_start = self.serial_kept = 0  # latest; at the start; on disk
+        # The disk's serial number: the latest one; that of this start; the one that is on disk.
+        self.serial = self.serial_start = self.serial_kept = 0
         self.vouched = False  # since this start the service has accepted our serial number
         self.dirty = False  # `committed` has moved since it was last saved
         self.holes: dict[LogId, list[tuple[int, int]]] = {}  # ranges of logs that cannot be read
-        self.repairing: dict[LogId, int] = {}  # repairs in progress
-        self.ahead_ns: dict[Peer, int] = {}  # replicas that had more than we have, and when
+        self.repairing: dict[LogId, int] = {}  # log → number of repairs in progress
+        # Replicas that reported more positions than we have → when they did.
+        self.ahead_ns: dict[Peer, int] = {}
         self.abandoning: dict[LogId, int] = {}  # logs to be truncated (Abandon) → their new end
         self.validated = invariants.Seen()  # the values at the last call of `validate`
         self._take_place()
@@ -137,12 +147,13 @@ class Roles(HandlerMachine):
     # ------------------------------------------------------------ our place
 
     def _take_place(self) -> None:
-        """Compute our place from `saved` and `active`. It is stored, because each batch needs
-        it."""
+        """Compute our place in the chain from `saved` and `active`, and keep it in fields, because
+        it is needed for each batch."""
         saved = self.saved
         self.me = Member(self.config.name, saved.disk)
         self.is_member = self.active and self.me in saved.members
         self.is_head = self.is_member and saved.members[0] == self.me
+        # The last member. It is the tail, but a new tail does not serve readers yet (`has_token`).
         self.is_last = self.is_member and saved.members[-1] == self.me
 
     @property
@@ -205,6 +216,7 @@ class Roles(HandlerMachine):
 
     @property
     def succ(self) -> Peer | None:
+        """The next member, to which we forward batches; None for the last member."""
         if not self.is_member or self.is_last:
             return None
         return self.members[self.members.index(self.me) + 1].name
@@ -212,22 +224,23 @@ class Roles(HandlerMachine):
     # ------------------------------------------------------------ starting
 
     def _restore(self) -> None:
-        floor: dict[bytes, int] = {}
-        if committed := self.disk.state("committed"):
-            self.serial, floor = msgspec.msgpack.decode(
-                committed, type=tuple[int, dict[bytes, int]]
+        """Restore the state of this replica from its disk."""
+        committed_ends: dict[bytes, int] = {}
+        if data := self.disk.state("committed"):  # as written by `_save_committed`
+            self.serial, committed_ends = msgspec.msgpack.decode(
+                data, type=tuple[int, dict[bytes, int]]
             )
         for log in self.disk.logs():
             state = self._log(log)
             state.end = state.stored = self.disk.end(log)
-            state.committed = min(floor.get(log, 1), state.end)
+            state.committed = min(committed_ends.get(log, 1), state.end)
             if holes := self.disk.holes(log):
                 self.holes[log] = holes
             self._restore_publishers(log, state)
         self.life = self.rng.randbytes(8)
         self.serial_start = self.serial + 1
         data, damage = self.disk.state("chain"), self.disk.state(DAMAGE)
-        if data is None:
+        if data is None:  # a new disk, or one that has lost this state
             self.saved = Saved(self.rng.randbytes(8))
             if damage or self.logs:
                 self.saved.distrust = (damage or b"its identity is gone").decode(errors="replace")
@@ -261,11 +274,12 @@ class Roles(HandlerMachine):
         """Save `committed` with the next serial number, which is reported once it is on disk."""
         self.dirty = False
         self.serial += 1
-        floor = {log: state.committed for log, state in self.logs.items()}
-        data = msgspec.msgpack.encode((self.serial, floor))
+        ends = {log: state.committed for log, state in self.logs.items()}
+        data = msgspec.msgpack.encode((self.serial, ends))
         self.out.append(SaveState("committed", data, ("committed", self.serial)))
 
     def _on_counted(self, serial: int) -> None:
+        """This serial number is on disk: report it."""
         self.serial_kept = max(self.serial_kept, serial)
         counted = Counted(self.saved.disk, self.life, self.serial_start, self.serial_kept)
         self.out.append(Emit(counted))
@@ -299,15 +313,15 @@ class Roles(HandlerMachine):
         """R4: restore the publishers' state from the saved snapshot and from later batches."""
         at = 1
         if data := self.disk.state(f"committed/{log.hex()}"):
-            alone = msgspec.msgpack.decode(data, type=int)
-            state.committed = min(max(state.committed, alone), state.end)
+            committed = msgspec.msgpack.decode(data, type=int)
+            state.committed = min(max(state.committed, committed), state.end)
         if data := self.disk.state(f"publishers/{log.hex()}"):
             at, snapshot, committed = msgspec.msgpack.decode(data, type=tuple[int, bytes, int])
             state.committed = min(max(state.committed, committed), state.end)
             at = min(at, state.end)  # the snapshot may be stored although later batches are not
             state.dedup.merge(snapshot)
             state.dedup.truncate(state.end)
-        # From at - 1 on: the last event of the snapshot is read for its time.
+        # The snapshot covers the positions below `at`. Position at - 1 is read only for its time.
         for lo, hi in self._readable(log, max(at - 1, 1)):
             for batch in read_through(self.disk, log, lo, hi, self.config.forward_bytes_max):
                 if batch.hi > at:
@@ -317,6 +331,7 @@ class Roles(HandlerMachine):
     def _readable(self, log: LogId, lo: int) -> list[tuple[int, int]]:
         """The parts of a log, from `lo` on, that can be read."""
         readable = []
+        # The log's end takes the place of a last hole.
         for hole_lo, hole_hi in [*self.holes.get(log, ()), (self.logs[log].end, 0)]:
             if lo < hole_lo:
                 readable.append((lo, hole_lo))
@@ -334,10 +349,17 @@ class Roles(HandlerMachine):
         return Dedup(config.inflight_max, config.publisher_ttl_ns, config.publishers_max)
 
     def _save(self, then: str = "", peer: Peer = "") -> None:
+        """Write `saved` to disk. `then` says what to do once it is stored (`_on_chain_saved`).
+
+        "": nothing more. "refound": propose this replica as the only member, with its new disk.
+        "refound by force": the same, although it is not in the current configuration. GATING:
+        propose the learner `peer`.
+        """
         data = msgspec.msgpack.encode(self.saved)
         self.out.append(SaveState("chain", data, ("chain", self.epoch, then, peer)))
 
     def _watch(self) -> None:
+        """Report to the configuration service, and request the configuration."""
         if not self.founded:
             return
         self.watched_ns = self.now_ns
@@ -398,6 +420,7 @@ class Roles(HandlerMachine):
         self.heard_ns = {}
         self.owes_token = self.succ == members[-1].name
         if self.is_member:
+            # A learner that becomes the tail waits for the old tail's TailToken.
             self.has_token = not (self.was_learner and self.is_last and self.pred)
             self.was_learner = False
             if self.saved.gapped:
@@ -408,7 +431,7 @@ class Roles(HandlerMachine):
             if not self.saved.clean and not self.saved.lost_epoch:
                 self.saved.lost_epoch = epoch
         else:
-            self.saved.clean, self.saved.lost_epoch = True, 0  # the tail sends us all we lack
+            self.saved.clean, self.saved.lost_epoch = True, 0  # the tail sends us what we lack
             others = any(m.name != self.config.name for m in members)
             if lineage != self.saved.lineage or (self.saved.gapped and others):
                 self._discard()
@@ -429,7 +452,9 @@ class Roles(HandlerMachine):
         if self.is_last:
             for log in self.logs:
                 self._advance(log)
-        if refounded:  # in the old lineage, an absent replica might still have these positions
+        # Only now, in a new lineage: in the old one, an absent replica could return with the
+        # positions that are abandoned.
+        if refounded:
             self._abandon_now()
         self.abandoning.clear()  # the layer above repeats Abandon
         if self.pred:
@@ -455,6 +480,7 @@ class Roles(HandlerMachine):
             self._propose(rest)
 
     def _role_changed(self) -> None:
+        """Tell the layer above this replica's place."""
         names = tuple(m.name for m in self.members)
         tail = self.is_last and self.has_token
         self.out.append(
@@ -507,6 +533,8 @@ class Roles(HandlerMachine):
     # ------------------------------------------------------------ holes, and abandoned positions
 
     def _set_holes(self, log: LogId, holes: list[tuple[int, int]]) -> None:
+        """Replace the list of a log's holes. If no log has holes now, and this is a member of a
+        clean chain, the disk is trusted again."""
         if holes:
             self.holes[log] = holes
         else:
@@ -532,13 +560,14 @@ class Roles(HandlerMachine):
             for batch in patches:
                 self.logs[log].dedup.note(batch)
             self.counters["chain.repaired"] += 1
-            self.repairing[log] = self.repairing.get(log, 0) + 1
+            self.repairing[log] = self.repairing.get(log, 0) + 1  # until `_on_repaired`
             self.out.append(Repair(log, tuple(patches), ("repair", log)))
 
     def _want_patches(self, peer: Peer, message: Sync) -> None:
         """At the only member: request ranges that are in holes from a learner that may have
         them."""
         for log, holes in self.holes.items():
+            # The learner can send what it has on its disk and knows to be committed.
             has = min(message.ends.get(log, 1), message.committed.get(log, 1))
             for lo, hi in holes[:HOLES_AT_ONCE]:
                 if lo < has:
@@ -584,6 +613,7 @@ class Roles(HandlerMachine):
                 state.committed = min(state.committed, end)
                 state.known = min(state.known, end)
                 state.time_ns = 0
+                # The time of the last event that is left.
                 for batch in self.disk.read(log, max(1, end - 1), end, 1):
                     state.time_ns = batch.time_ns
                 self._refuse_waiting(state)
@@ -597,6 +627,7 @@ class Roles(HandlerMachine):
         return [peer for peer, at_ns in self.ahead_ns.items() if at_ns >= since_ns]
 
     def _refuse_waiting(self, state: LogState) -> None:
+        """Refuse all submissions of a log that are not answered yet; their publishers retry."""
         for token in state.waiting:
             self.out.append(Emit(Refused(token, "not-head")))
         state.waiting.clear()
@@ -609,8 +640,8 @@ class Roles(HandlerMachine):
         self._send(peer, Stale(self.epoch, self.members, self.saved.lineage))
 
     def _current(self, peer: Peer, epoch: int) -> bool:
-        """Whether a message of this epoch is valid now. If the sender's epoch is older, the sender
-        is sent the configuration; if ours is older, we query the service."""
+        """Whether a message of this epoch is to be handled: only if it is our own epoch. If the
+        sender's epoch is older, send it our configuration; if ours is older, query the service."""
         if epoch < self.epoch:
             self.counters["chain.stale"] += 1
             self._send_stale(peer)
@@ -622,7 +653,7 @@ class Roles(HandlerMachine):
         self.heard_ns[peer] = self.now_ns
         return True
 
-    # ------------------------------------------------------------ the regular round
+    # ------------------------------------------------------------ the beat timer
 
     def _on_beat_timer(self) -> None:
         config, now_ns = self.config, self.now_ns
@@ -632,8 +663,8 @@ class Roles(HandlerMachine):
             for peer in self.heard_ns:
                 self.heard_ns[peer] = now_ns
         self.beat_ns = now_ns
-        if not self.founded:
-            self._save()  # the first write failed, or is still in progress
+        if not self.founded:  # the first write failed, or is still in progress
+            self._save()
             self._save_committed()
         waiting_long = now_ns - self.watched_ns > config.heartbeat_ns and not self.active
         if waiting_long or now_ns - self.watched_ns > config.watch_ns:
@@ -677,6 +708,7 @@ class Roles(HandlerMachine):
     # ------------------------------------------------------------ catching up with a predecessor
 
     def _send_sync(self) -> None:
+        """Report the ends of our logs to the predecessor (or tail), which sends what we lack."""
         assert self.pred is not None
         self.synced = False
         self.sync_sent_ns = self.now_ns
@@ -687,8 +719,8 @@ class Roles(HandlerMachine):
     def _on_sync(self, peer: Peer, message: Sync) -> None:
         if message.member.name != peer or not self._current(peer, message.epoch):
             return
-        ahead = [x for x, end in message.ends.items() if end > self._log(x).stored]
-        if ahead:  # a replica forwards only what it has stored: our disk has lost something
+        ahead = [log for log, end in message.ends.items() if end > self._log(log).stored]
+        if ahead:  # we forward only what we have stored, so our disk has lost something
             self.counters["chain.successor-ahead"] += 1
             self.ahead_ns[peer] = self.now_ns
             if peer == self.succ:
@@ -699,7 +731,8 @@ class Roles(HandlerMachine):
             return
         if peer == self.succ:
             self.follower = Follower(peer, dict(message.ends), {})
-            self.owes_token = self.members[-1].name == peer  # send it again: it may have been lost
+            # Send the TailToken again: the session may have ended before it arrived.
+            self.owes_token = self.members[-1].name == peer
             for log, upto in message.committed.items():
                 self._commit(log, min(upto, self._log(log).stored))
         elif self.is_last and message.member not in self.members:
@@ -709,7 +742,7 @@ class Roles(HandlerMachine):
             if self.join and self.learner_member != message.member:
                 if self.join == PROPOSED:
                     return
-                self._ungate()  # the gate was for another learner
+                self._ungate()  # commits have waited for another learner
             self.learner = Follower(peer, dict(message.ends), {})  # it will send Acks
             self.learner_member = message.member
             self.learner_sync = message
@@ -763,11 +796,11 @@ class Roles(HandlerMachine):
             return  # the learner cannot recognise retries yet (R4)
         logs = self.logs.items()
         if not self.join:
-            lag = sum(s.stored - learner.acked.get(x, 1) for x, s in logs)
+            lag = sum(state.stored - learner.acked.get(log, 1) for log, state in logs)
             if lag <= config.join_lag_max:
                 self.join, self.join_since_ns = GATING, self.now_ns
-        level = all(learner.acked.get(x, 1) >= s.committed for x, s in logs)
-        if self.join == GATING and level and not self.saved.joining:
+        caught_up = all(learner.acked.get(log, 1) >= state.committed for log, state in logs)
+        if self.join == GATING and caught_up and not self.saved.joining:
             self.saved.joining = True
             self._save(GATING, learner.peer)  # `_on_chain_saved` proposes
 
@@ -797,7 +830,7 @@ class Roles(HandlerMachine):
                 self._send(self.pred, Ack(self.epoch, log, self._whole(log)))
 
     def _ungate(self) -> None:
-        """Commit again without waiting for the learner, which was not proposed yet."""
+        """Stop waiting for a learner before commits. It was not proposed yet."""
         self.join = ""
         self.saved.joining = False
         for log in self.logs:

@@ -1,15 +1,18 @@
 """The configuration service: decides which replicas form a chain, and in which order.
 
 It runs in a region's witness. Each decision is a configuration with a number, the epoch. The
-interface is two messages: `Watch` (answered now and on every change) and `Propose` (compare and set
-on the epoch). This implementation keeps its table in memory and on its node's disk; another one
-could keep it in etcd. The service never changes a chain by itself. It refuses proposals that cannot
-be safe: an epoch without any member of the previous one, because its members might lack
-acknowledged events (R1).
+interface is two messages: `Watch` (answered now and on every change) and `Propose` (it changes the
+configuration only if it names the current epoch, like compare-and-set). This implementation keeps
+its table in memory and on its node's disk; another one could keep it in etcd. The service never
+changes a chain by itself. It refuses proposals that cannot be safe: a configuration without any
+member of the previous one, because its members might lack acknowledged events (R1).
 
 A service whose disk has lost changes (or is an older copy of itself) learns its earlier decisions
 from the replicas, because each of them reports the epoch it knows. If the disk is known to have
 lost something, the service decides nothing until all replicas have reported.
+
+The table is always written as a whole. The token of a write is (chain, epoch). The epoch is -1 if
+only a serial number or the state `DAMAGE` has changed: no answer waits for such a write.
 """
 
 from collections import Counter
@@ -43,8 +46,8 @@ RETRY_NS = 100 * MS  # after a failed write of the table
 class Count(msgspec.Struct, array_like=True):
     """The serial number of a replica's disk, as last reported."""
 
-    disk: bytes
-    life: bytes
+    disk: bytes  # the identity of the disk
+    life: bytes  # identifies the run of the replica that reported (`Watch.life`)
     serial: int
 
 
@@ -54,8 +57,8 @@ class ChainTable(msgspec.Struct, array_like=True):
     epoch: int = 0
     members: tuple[Member, ...] = ()
     candidates: list[Member] = []  # replicas that have sent Watch, until the chain is founded
-    lineage: int = 0
-    counts: dict[str, Count] = {}  # by replica
+    lineage: int = 0  # see `Configuration`
+    counts: dict[str, Count] = {}  # by name of the replica
 
 
 class ConfigService(HandlerMachine):
@@ -80,9 +83,11 @@ class ConfigService(HandlerMachine):
         self.replicas = chains  # configured names; their order is used only to found a chain
         self.disk = disk
         self.tables = {chain: ChainTable() for chain in chains}
+        # Chain → the peers that have sent Watch. Used as ordered sets: all values are true.
         self.watchers: dict[str, dict[Peer, bool]] = {chain: {} for chain in chains}
         self.unsaved: dict[str, bool] = {}  # chains whose newest epoch is not on disk yet
-        # If our disk has lost changes: chain → the replicas that have reported. All must report.
+        # If our disk has lost changes: chain → the replicas that have reported since the start. A
+        # chain is removed when all its replicas have reported.
         self.amnesic: dict[str, dict[str, bool]] = {}
         self.validated: dict[str, int] = {}  # the epochs at the last call of `validate`
 
@@ -130,11 +135,14 @@ class ConfigService(HandlerMachine):
 
     def _on_store_failed(self, inp: StoreFailed) -> None:
         if inp.token[1] < 0:
-            return  # only a serial number: the replica reports it again
+            # Not repeated: a replica reports its serial number again, and with a `DAMAGE` that is
+            # still on disk, the next start asks all replicas again.
+            return
         self.out.append(SetTimer(inp.token, self.now_ns + RETRY_NS))
 
     def _on_timer(self, inp: TimerFired) -> None:
-        self._save(inp.key[0])
+        chain, _epoch = inp.key  # the token of the write that failed
+        self._save(chain)
 
     def _on_watch(self, peer: Peer, message: Watch) -> None:
         table = self.tables.get(message.chain)
@@ -150,7 +158,7 @@ class ConfigService(HandlerMachine):
         if message.member.name == peer and peer in self.replicas[message.chain]:
             self._learn(table, message)
         if message.chain in self.amnesic:
-            return  # a replica that has not reported yet may know a later epoch
+            return  # no answer yet: a replica that has not reported may know a later epoch
         names = self.replicas[message.chain]
         if table.epoch == 0 and message.member.name in names:
             others = [m for m in table.candidates if m.name != message.member.name]
@@ -207,7 +215,7 @@ class ConfigService(HandlerMachine):
             return
         safe = message.force or self._is_safe(table, message.members)
         if message.epoch == table.epoch and safe and message.members:
-            table.lineage += message.force
+            table.lineage += message.force  # one more if it is true
             self._change(message.chain, message.members)
         else:
             self._tell(peer, message.chain)
@@ -223,6 +231,7 @@ class ConfigService(HandlerMachine):
         )
 
     def _change(self, chain: str, members: tuple[Member, ...]) -> None:
+        """Make `members` the chain's next configuration."""
         table = self.tables[chain]
         table.epoch, table.members = table.epoch + 1, members
         self._save(chain)
@@ -234,12 +243,14 @@ class ConfigService(HandlerMachine):
             self.out.append(SaveState("chains", msgspec.msgpack.encode(self.tables), token))
 
     def _save(self, chain: str) -> None:
+        """Write the table with a new epoch of this chain. It is sent out once it is on disk."""
         self.unsaved[chain] = True
         token = (chain, self.tables[chain].epoch)
         self.out.append(SaveState("chains", msgspec.msgpack.encode(self.tables), token))
 
     def _tell(self, peer: Peer, chain: str) -> None:
+        """Send the chain's configuration to `peer`."""
         if chain in self.unsaved:
-            return  # not before the epoch is on disk, where a crash cannot undo it (_on_stored)
+            return  # `_on_stored` sends it: an epoch that is not on disk could be lost in a crash
         table = self.tables[chain]
         self._send(peer, Configuration(chain, table.epoch, table.members, table.lineage))

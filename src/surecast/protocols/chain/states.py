@@ -43,10 +43,10 @@ class ReplicaState(Enum):
     LEARNER = "Not a member; the tail sends it what it lacks."
     HEAD = "The first of several members: it accepts publishes and assigns positions."
     MIDDLE = "A member between two others."
-    NEW_TAIL = "The last of several members: it stores and acknowledges; the old tail still serves."
+    NEW_TAIL = "The last of several members: it stores batches; the old tail still serves readers."
     TAIL = "The last of several members: what it has stored is committed; it serves readers."
     SOLE = "The only member: head and tail at once."
-    RECOVERING = "The only member, with a disk that has lost something: other regions are asked."
+    RECOVERING = "The only member; its disk has lost events, which other regions are asked for."
 
 
 class LearnerState(Enum):
@@ -116,12 +116,12 @@ REPLICA_TRANSITIONS: dict[tuple[ReplicaState, str], frozenset[ReplicaState]] = {
     (RECOVERING, "RolledBack"): frozenset({STARTING}),
 }
 
-# Rows that do not occur in 500 seeds of the swarm (random fault test) `sprinkler`, with the
+# Rows that do not occur in 500 runs (seeds) of the random fault test (swarm) `sprinkler`, with the
 # reasons. A step test in tests/protocols/chain/test_states.py tests each of them.
 _RARE = "Too rare for 500 seeds: "
 _SERVICE_FIRST = (
-    f"{_RARE}the service reports an older copy before other regions do, unless it was rolled back "
-    "together with a chain of one."
+    f"{_RARE}the service reports an older copy before other regions do, unless the service was "
+    "rolled back, too (with the only replica of its chain)."
 )
 _IN_WAITING = f"{_RARE}the service reports an older copy in its first answer, in WAITING."
 _OPERATOR = "Needs an operator's `refound`; seeds have no operators."
@@ -174,14 +174,15 @@ REPLICA = StateTable(
         "Configuration": "The service sends the configuration, or reports that the disk is an "
         "older copy (`behind`).",
         "Stale": "A member answers a message of an old epoch with the configuration it knows.",
-        "SyncAck": "The predecessor (for a learner: the tail) has taken the replica's Sync.",
-        "Forward": "A predecessor's batches, with a gap before them: the learner syncs again.",
+        "SyncAck": "The predecessor (for a learner: the tail) has received the replica's Sync.",
+        "Forward": "Batches, with a gap before them: the learner sends another Sync.",
         "TailToken": "The old tail has stopped serving.",
         "PeerDown": "The session with the tail has ended.",
-        "TimerFired beat": "The regular round: nothing was received from the tail for "
+        "TimerFired beat": "The beat timer fired, and nothing was received from the tail for "
         "`suspect_ns`.",
-        "Stored repair": "A hole was filled: the learner syncs again, from the next hole on.",
-        "StoreFailed repair": "A hole could not be filled: the learner syncs again.",
+        "Stored repair": "A hole was filled: the learner sends another Sync, with the new ends of "
+        "its logs.",
+        "StoreFailed repair": "A hole could not be filled: the learner sends another Sync.",
         "RolledBack": "Other regions know a higher serial number of this disk: it is an older "
         "copy.",
         "Recovered": "The layer above has recovered what was lost.",
@@ -230,9 +231,9 @@ LEARNER = StateTable(
     initial=NONE,
     transitions=LEARNER_TRANSITIONS,
     inputs={
-        "Sync": "A replica outside the chain reports what it holds.",
-        "TimerFired beat": "The regular round: the learner has nearly caught up, is silent, or "
-        "takes too long.",
+        "Sync": "A replica outside the chain reports the ends of its logs.",
+        "TimerFired beat": "The beat timer fired, and the learner has nearly caught up, is silent, "
+        "or takes too long.",
         "Stored chain": "The note that a learner may be proposed is on disk.",
         "Configuration": "A new epoch, with the learner as a member or without it.",
         "Stale": "A new epoch, received from a member.",
@@ -278,8 +279,8 @@ SERVICE = StateTable(
     transitions=SERVICE_TRANSITIONS,
     inputs={
         "Start": "The service starts and reads its disk.",
-        "Watch": "A replica asks for the configuration: the last one needed to found the chain, or "
-        "one that knows a later epoch than the service.",
+        "Watch": "A replica asks for the configuration. It is the last replica that was needed to "
+        "found the chain, or it knows a later epoch than the service.",
         "Propose": "A replica proposes the members of the next epoch.",
         "Stored": "The new epoch is on disk.",
     },
