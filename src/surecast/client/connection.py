@@ -1,7 +1,7 @@
-"""Client: the object that `surecast.connect` returns, a program's connection to one region.
+"""Client: the object that `surecast.connect` returns, the public interface to one region.
 
-A client opens streams and begins subscriptions. `Endpoint` (`surecast.endpoint`) communicates with
-the servers.
+A client checks arguments, applies time-outs, opens streams and begins subscriptions. It
+communicates with the servers through an `Endpoint` (`surecast.endpoint`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from surecast.client.subscription_task import (
     Stop,
     SubscriptionSpec,
     SubscriptionTask,
+    caller_unless_failing,
     check_start,
     check_stop,
-    leaving,
 )
 from surecast.client.timeouts import Timeout, seconds_of, timed_out, within
 from surecast.columns.rules import Policy, check_policy
@@ -37,7 +37,7 @@ from surecast.core.types import SECOND, LogId
 from surecast.endpoint.discovery import parse_url, show_url
 from surecast.endpoint.endpoint import Endpoint
 from surecast.endpoint.error_messages import bad_name, subscription_error
-from surecast.endpoint.forking import forked, watch
+from surecast.endpoint.forking import call_on_fork, forked
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.publishers import Outbox
 from surecast.endpoint.readers import Readers
@@ -51,8 +51,9 @@ __all__ = ["Client"]
 
 log = logging.getLogger("surecast.client")
 
-# How many dropped named subscriptions are remembered (`Client._on_dropped`). If one is forgotten,
-# the event that the program was processing is not acknowledged, so it is delivered again.
+# How many named subscriptions that were garbage-collected without `close()` are remembered
+# (`Client._on_dropped`). If one is forgotten, the last event that it delivered is not acknowledged,
+# so this event is delivered again.
 DROPPED_MAX: Final = 1000
 
 
@@ -85,7 +86,7 @@ class Client:
         self._mesh = mesh
         self._local = local  # the region inside this process, of `surecast.local`
         self._subscriptions: weakref.WeakSet[SubscriptionTask] = weakref.WeakSet()
-        # Named subscriptions that the program dropped while it was processing an event, by name.
+        # Named subscriptions that were garbage-collected without `close()`, by name.
         self._dropped: dict[str, SubscriptionTask] = {}
         self._readers: Readers  # once the client is open
         self._state: Literal["new", "open", "closed", "forked"] = "new"
@@ -119,7 +120,7 @@ class Client:
                 await self._local.stop()
             raise
         self._state = "open"
-        watch(self)
+        call_on_fork(self)
 
     def __await__(self) -> Generator[Any, None, Client]:
         return self.open().__await__()
@@ -153,14 +154,16 @@ class Client:
         events for at most `ClientOptions.close_timeout` and then raises Closed. If `timeout` is
         given, it is the limit instead, and the error is TimedOut. Events that are not acknowledged
         by then may or may not be published. The client is closed in any case. The last event that
-        each named subscription has handed out is acknowledged as by `Subscription.close`.
+        each named subscription has delivered is acknowledged, unless `close` is called while an
+        exception is handled, or another task is still processing the event.
         """
-        await self._close(leaving(asyncio.current_task()), seconds_of(timeout))
+        await self._close(caller_unless_failing(asyncio.current_task()), seconds_of(timeout))
 
     async def _close(self, by: object, limit_s: float | None = None) -> None:
-        """Close the client. `by` is the task or thread that closes it, or None if that task or
-        thread is handling an exception. See `SubscriptionBuffer.finish`. `limit_s` is the `timeout`
-        of `close`."""
+        """Close the client. `by` is the task or thread that closes it: the last event of a named
+        subscription is acknowledged if `by` received it, or a task that has ended without an error.
+        None: the caller is handling an exception, so no last event is acknowledged. `limit_s` is
+        the `timeout` of `close`."""
         if self._state == "new":
             self._state = "closed"
         if self._state != "open":  # closed before, or this process is a forked child
@@ -513,16 +516,17 @@ class Client:
         spec = SubscriptionSpec(pattern, info, start, voids, name, ack == "manual", stop)
         task = SubscriptionTask(spec, self._endpoint, self._readers, self._on_dropped)
         if name is not None:
-            # The event that was being processed when a subscription of this name was dropped is
-            # delivered to the new subscription, so it must not be acknowledged any more.
+            # The last event of a garbage-collected subscription of this name is delivered to the
+            # new subscription, so it must not be acknowledged when the client is closed.
             self._dropped.pop(name, None)
         self._subscriptions.add(task)
         return Subscription(task, timeout_s)
 
     def _on_dropped(self, task: SubscriptionTask) -> None:
-        """Called when the program has dropped a named subscription while it was processing an
-        event of it. If the client is closed without an exception, this event is acknowledged then.
-        So remember the subscription until the client is closed."""
+        """Called when the Subscription object of a named subscription was garbage-collected without
+        `close()`, usually after a `break` in `async for`. Whether the program has processed the
+        last event that it got is not known yet: if the client is closed later without an exception,
+        that event is acknowledged. So the subscription is kept here until then."""
         assert task.spec.name is not None
         self._dropped[task.spec.name] = task
         if len(self._dropped) > DROPPED_MAX:

@@ -25,7 +25,7 @@ from surecast.columns.rules import (
     encode_policy,
 )
 from surecast.core.streams import StreamInfo
-from surecast.endpoint.endpoint import Sent, acknowledged, send, send_all
+from surecast.endpoint.endpoint import BatchFutures, acknowledged, send, send_all
 from surecast.endpoint.prepared import ArrowStream, PreparedBatch, prepared_batches
 from surecast.endpoint.publishers import EVENT_OVERHEAD, Outbox
 from surecast.errors import TimedOut, UsageError
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Stream", "StreamInfo"]
 
-# The largest `pub_no` of `named`. Larger numbers are valid for the events after the first.
+# The largest number that `named` accepts for its first event. Later events may get larger ones.
 PUB_NO_MAX: Final = (1 << 62) - 1
 
 
@@ -81,9 +81,9 @@ class Stream:
         return self._info.owner
 
     def supports(self, verb: str) -> bool:
-        """Whether the stream's delivery supports a feature: "pattern", "name" or "time"
-        (subscriptions by pattern, with a name, from a time on), "retain", "collect", "publisher"
-        (named publishers) or "delete"."""
+        """Whether the stream's delivery supports a verb, that is, a feature of this interface:
+        "pattern", "name" or "time" (subscriptions by pattern, with a name, from a time on),
+        "retain", "collect", "publisher" (named publishers) or "delete"."""
         return self._client._supports(self._info, verb)
 
     def __repr__(self) -> str:
@@ -163,14 +163,15 @@ class Stream:
         (`maybe_taken`), and the rest is not published.
         """
         batches = prepared_batches(self._info.stream_id, values, keys, tags, self._outbox.options)
-        sent: Sent = []
+        futures: BatchFutures = []
         limit = within(timeout, f"the acknowledgement of events of {self.name!r}")
         try:
             async with limit:
-                return Seqs(await send_all(self._outbox, batches, sent))
+                return Seqs(await send_all(self._outbox, batches, futures))
         except TimedOut as problem:
-            problem.acknowledged = acknowledged(sent)
-            problem.maybe_taken = any(future.cancelled() for future in sent)
+            problem.acknowledged = acknowledged(futures)
+            # `send_all` has cancelled the futures of the batches that were not acknowledged.
+            problem.maybe_taken = any(future.cancelled() for future in futures)
             raise
 
     async def publish_batch(
@@ -204,10 +205,12 @@ class Stream:
         return self.published_as(publisher_id(publisher), pub_no)
 
     def published_as(self, publisher: bytes, pub_no: int) -> Stream:
-        """The same as `named`, for a connector with its own 16-byte id (protocols/chain/dedup.py).
+        """The same as `named`, with a complete 16-byte id instead of a name, for connectors.
 
-        If the first eight bytes of an id are the time of its creation in nanoseconds, the servers
-        forget the publisher when it has published nothing for `chain.publisher_ttl_ns`.
+        The first eight bytes are read as a big-endian number. Zero: the servers never forget the
+        publisher. Otherwise it must be the time at which the id was created, in nanoseconds since
+        1970; the servers forget the publisher when it has published nothing for
+        `chain.publisher_ttl_ns`. An id with a wrong time may be refused as expired.
         """
         self._client._check_verb(self._info, "publisher", "a named publisher")
         if len(publisher) != 16 or publisher == NO_PUBLISHER:
@@ -274,10 +277,10 @@ class Stream:
         """Publish an instruction (COLLECT or CONFIG) and return its position."""
         batch = Batch.of(self._info.stream_id, [value], kind=kind)
         async with within(timeout, waited_for, maybe_taken=True):
-            sent, added = self._outbox.publish_batch(batch, len(value) + EVENT_OVERHEAD)
+            in_flight, added = self._outbox.publish_batch(batch, len(value) + EVENT_OVERHEAD)
             await added
-            assert sent.whole is not None
-            return (await sent.whole)[0]
+            assert in_flight.positions is not None
+            return (await in_flight.positions)[0]
 
     # ------------------------------------------------------------ reading
 

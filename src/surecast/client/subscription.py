@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from surecast.client.events import Event
 from surecast.client.rules import check_position
 from surecast.client.subscription_buffer import SubscriptionBuffer
-from surecast.client.subscription_task import SubscriptionTask, leaving
+from surecast.client.subscription_task import SubscriptionTask, caller_unless_failing
 from surecast.client.timeouts import Timeout, deadline_of, seconds_of, within
 from surecast.core.endpoint import Lost
 from surecast.endpoint.forking import forked
@@ -230,7 +230,7 @@ class Subscription:
         exception is being handled (`close()` in a `finally` block), or another task got the event
         and still runs or has failed. With `ack="manual"` only `ack` acknowledges.
         """
-        await self._close(leaving(asyncio.current_task()), timeout)
+        await self._close(caller_unless_failing(asyncio.current_task()), timeout)
 
     async def _close(self, by: object, timeout: Timeout = None) -> None:
         """Close; for `by` see `SubscriptionBuffer.finish`. None: nothing more is acknowledged."""

@@ -33,7 +33,7 @@ from surecast.columns.rules import is_end
 from surecast.core.endpoint import Lost
 from surecast.core.streams import StreamInfo
 from surecast.core.types import LogId
-from surecast.endpoint.forking import forked, watch
+from surecast.endpoint.forking import call_on_fork, forked
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.readers import Reader
 from surecast.errors import StreamDeleted, SurecastError, UsageError
@@ -102,7 +102,7 @@ class SubscriptionBuffer:
         self._complete = False  # whether there is a stop, and all streams were added
         self.forked = False  # whether this process is a forked child of the one that reads
         self._turn_rows = 0  # events read since other tasks of the program could run
-        watch(self)
+        call_on_fork(self)
 
     # ------------------------------------------------------------ from readers
 

@@ -37,9 +37,9 @@ __all__ = [
     "Stop",
     "SubscriptionSpec",
     "SubscriptionTask",
+    "caller_unless_failing",
     "check_start",
     "check_stop",
-    "leaving",
 ]
 
 log = logging.getLogger("surecast.client")
@@ -79,7 +79,7 @@ def check_stop(stop: Stop | None) -> None:
         raise UsageError(f'stop is "latest", a position, a datetime or None, not {stop!r}')
 
 
-def leaving(caller: object) -> object:
+def caller_unless_failing(caller: object) -> object:
     """Returns `caller`, the task or thread that calls `close()`, or None if it is handling an
     exception, as in a `finally` block: then the last event may not have been processed."""
     return caller if sys.exc_info()[0] is None else None
@@ -410,7 +410,7 @@ class SubscriptionTask:
         """Store the positions of a named subscription, then end the subscription.
 
         If `why` is given, the task that iterates gets it as an exception. `by` is the task or
-        thread that closes, or None (`leaving`).
+        thread that closes, or None (`caller_unless_failing`).
         """
         if self.buffer.forked:
             return  # the parent continues to read

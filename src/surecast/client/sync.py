@@ -26,13 +26,13 @@ from surecast.client.publisher_id import publisher_id
 from surecast.client.stream import Stream as AsyncStream
 from surecast.client.subscription import Subscription as AsyncSubscription
 from surecast.client.subscription_buffer import IN_TRANSIT
-from surecast.client.subscription_task import Start, Stop, leaving
+from surecast.client.subscription_task import Start, Stop, caller_unless_failing
 from surecast.client.timeouts import Timeout, seconds_of, within
 from surecast.columns.batch import Batch
 from surecast.columns.rules import Policy, Predicate
 from surecast.core.status import SubscriptionInfo
 from surecast.core.streams import StreamInfo
-from surecast.endpoint.forking import forked, watch
+from surecast.endpoint.forking import call_on_fork, forked
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.prepared import ArrowStream
 from surecast.endpoint.publishers import Outbox
@@ -97,7 +97,7 @@ class Loop:
         )
         self._thread.start()
         begun.wait()
-        watch(self)
+        call_on_fork(self)
 
     async def _run(self, begun: threading.Event) -> None:
         self.loop = asyncio.get_running_loop()
@@ -169,7 +169,9 @@ class Client:
         if self._loop.closed or self._loop.forked:
             return
         try:
-            self._loop.call(self._inner._close(leaving(threading.current_thread()), seconds))
+            self._loop.call(
+                self._inner._close(caller_unless_failing(threading.current_thread()), seconds)
+            )
         finally:
             self._loop.stop()
 
@@ -539,7 +541,7 @@ class Subscription:
     def close(self, *, timeout: Timeout = None) -> None:
         """End the subscription; see `surecast.Subscription.close`. If another thread got the last
         event, that event is not acknowledged."""
-        self._close(leaving(threading.current_thread()), timeout)
+        self._close(caller_unless_failing(threading.current_thread()), timeout)
 
     def _close(self, by: object, timeout: Timeout = None) -> None:
         if not self._loop.forked:

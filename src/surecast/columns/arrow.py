@@ -4,7 +4,10 @@ codec.py and forms.py decode the bodies that Surecast writes; they pass all othe
 `decode_arrow`. pyarrow is loaded by the first call. `read_record_batch` does not check offsets, and
 wrong offsets would crash the process, so every batch is checked with `validate(full=True)` before
 it is returned. Compressed bodies are refused: a compressed buffer declares its unpacked size, and
-pyarrow would allocate that much memory, whatever the sender has declared.
+pyarrow would allocate that much memory, even if the declared size is absurd.
+
+A *dense* batch has a row for every position, and its body contains no positions. A body with
+*explicit* positions has the columns `seq` and `time` in addition (see batch.py).
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ __all__ = ["arrow_of", "columns_from_table", "decode_arrow", "read_arrow", "sche
 
 
 def schema_of(schema_id: int, explicit: bool) -> pa.Schema:
-    """The Arrow schema of a body: schema id 1 adds tags, `explicit` adds seqs and times."""
+    """The Arrow schema of a body: schema id 1 adds tags, `explicit` adds positions and times."""
     import pyarrow as pa
 
     fields = [pa.field("key", pa.binary()), pa.field("value", pa.binary(), nullable=False)]
@@ -183,12 +186,12 @@ def _record_batch_fields(body: Body) -> list[int]:
         raise PeerError("the body is no Arrow message")
     meta = bytes(body[8 : 8 + size])
     message = _table(meta, struct.unpack_from("<I", meta)[0], 5)
-    _, _, header, body_len, _ = message
-    if not header:
+    _, _, header_at, body_len_at, _ = message
+    if not header_at:
         raise PeerError("the body's message is empty")
-    if not body_len or 8 + size + struct.unpack_from("<q", meta, body_len)[0] != len(body):
+    if not body_len_at or 8 + size + struct.unpack_from("<q", meta, body_len_at)[0] != len(body):
         raise PeerError("the body's length is not what its metadata says")
-    return _table(meta, header + struct.unpack_from("<I", meta, header)[0], 5)
+    return _table(meta, header_at + struct.unpack_from("<I", meta, header_at)[0], 5)
 
 
 def _table(meta: bytes, at: int, count: int) -> list[int]:

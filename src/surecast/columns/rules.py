@@ -1,8 +1,9 @@
 """Retention policies (what a stream keeps) and predicates (which events a GC event collects).
 
-This module defines and encodes them; retention.py applies them to a stream. A policy is the value
-of a CONFIG event. A predicate is in the value of a COLLECT event (*GC event*), which makes the
-matching events before it void.
+This module defines and encodes them; retention.py applies them to a stream. A stream gets its first
+policy from the request that creates it. The value of a CONFIG event is a new policy, or `End`,
+which deletes the stream. A predicate is in the value of a COLLECT event (*GC event*), which makes
+the matching events before it void.
 """
 
 from __future__ import annotations
@@ -93,8 +94,10 @@ class KeyPrefix(_Predicate, frozen=True, tag="prefix"):
 
 
 class TagIs(_Predicate, frozen=True, tag="tag"):
-    """Events with this tag. Allowed only on KeepAll streams: on other streams a replica may know
-    an event only as void, without its tag."""
+    """Events with this tag. Allowed only on KeepAll streams. With another policy, an event with the
+    tag may have made an earlier event of its key void. A replica that has only a void in its place
+    knows neither its tag nor its key, and would keep the earlier event, which others have as void.
+    """
 
     tag: bytes
 

@@ -1,8 +1,9 @@
-"""Endpoint: a program's connection to a region.
+"""Endpoint: the part of a connection to a region that clients and HTTP ports of servers share.
 
-An endpoint has the addresses of the region's servers, the control node, and an *outbox* for each
-stream that the program publishes to. An outbox holds the events that the region has not
-acknowledged yet. The client uses an endpoint, and so does a server for events received by HTTP.
+An endpoint has three parts: the link to the region's servers (region_link.py); the *control node*,
+a state machine in this process that opens streams, publishes and sends queries (control.py); and an
+*outbox* for each stream that the program publishes to, which holds the events that the region has
+not acknowledged yet (publishers.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from surecast.endpoint.region_link import RegionLink
 from surecast.errors import ConnectError, NotSupported, PublishError, UsageError, WrongToken
 from surecast.runtime.addresses import Address
 
-__all__ = ["Endpoint", "Sent", "acknowledged", "send", "send_all"]
+__all__ = ["BatchFutures", "Endpoint", "acknowledged", "send", "send_all"]
 
 log = logging.getLogger("surecast.client")
 
@@ -126,8 +127,10 @@ class Endpoint:
         return opened.info
 
     def _check_spec(self, spec: StreamSpec) -> None:
-        """Raise UsageError or NotSupported if the spec is invalid for any server."""
-        if not spec.delivery:  # the existing stream's, or the default: only the server knows which
+        """Raise UsageError or NotSupported if every server would refuse the spec."""
+        if not spec.delivery:
+            # The server uses the delivery of the existing stream, or the default. It is not known
+            # here, so options cannot be checked.
             if spec.options:
                 raise UsageError("options= belong to a delivery: name it with delivery=")
             return
@@ -148,12 +151,12 @@ class Endpoint:
         return delivery
 
     def supports(self, info: StreamInfo, verb: str) -> bool:
-        """Whether the stream's delivery supports a feature (one of `core.endpoint.VERBS`)."""
+        """Whether the stream's delivery supports a verb, a feature of `core.endpoint.VERBS`."""
         return verb in self.delivery_of(info).verbs
 
     def check_verb(self, info: StreamInfo, verb: str, call: str) -> None:
-        """Raise NotSupported if the stream's delivery does not support a feature (one of
-        `core.endpoint.VERBS`). `call` is the user's call, for the message."""
+        """Raise NotSupported if the stream's delivery does not support a verb (see `supports`).
+        `call` is the user's call, for the message."""
         delivery = self.delivery_of(info)
         if verb not in delivery.verbs:
             raise not_supported(call, delivery)
@@ -203,27 +206,27 @@ class Endpoint:
 async def send(outbox: Outbox, prepared: PreparedBatch) -> asyncio.Future[tuple[int, int]]:
     """Publish a batch; returns when the outbox has room for it. The returned future gets its
     positions when it is acknowledged."""
-    sent, added = outbox.publish_batch(prepared.batch, prepared.nbytes)
+    in_flight, added = outbox.publish_batch(prepared.batch, prepared.nbytes)
     await added
     await asyncio.sleep(0)  # lets the node send this batch before the caller builds the next one
-    assert sent.whole is not None
-    return sent.whole
+    assert in_flight.positions is not None
+    return in_flight.positions
 
 
-# For each accepted batch, the future that gets its first position and its end.
-Sent = list["asyncio.Future[tuple[int, int]]"]
+# For each batch that an outbox has accepted, the future that gets its first position and its end.
+BatchFutures = list["asyncio.Future[tuple[int, int]]"]
 
 
 async def send_all(
-    outbox: Outbox, batches: Iterable[PreparedBatch], sent: Sent | None = None
+    outbox: Outbox, batches: Iterable[PreparedBatch], futures: BatchFutures | None = None
 ) -> list[tuple[int, int]]:
     """Publish batches in order; returns their positions when all are acknowledged.
 
     If some fail, the error has the positions of the others (`acknowledged`). The future of each
-    batch that the outbox has accepted is added to the list `sent`, so that a caller that stops
+    batch that the outbox has accepted is added to the list `futures`, so that a caller that stops
     waiting knows which batches were acknowledged.
     """
-    futures: Sent = [] if sent is None else sent
+    futures = [] if futures is None else futures
     try:
         for prepared in batches:
             futures.append(await send(outbox, prepared))
@@ -240,9 +243,9 @@ async def send_all(
             future.cancel()  # no effect if it is done; otherwise its batch may still be published
 
 
-def acknowledged(sent: Sent) -> tuple[tuple[int, int], ...]:
+def acknowledged(futures: BatchFutures) -> tuple[tuple[int, int], ...]:
     """The positions of the acknowledged batches, as half-open ranges."""
-    return tuple(joined(future.result() for future in sent if _has_result(future)))
+    return tuple(joined(future.result() for future in futures if _has_result(future)))
 
 
 def _has_result(future: asyncio.Future[tuple[int, int]]) -> bool:

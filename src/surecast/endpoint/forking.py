@@ -15,20 +15,20 @@ from typing import Protocol
 
 from surecast.errors import UsageError
 
-__all__ = ["forked", "watch"]
+__all__ = ["call_on_fork", "forked"]
 
 
 class Forkable(Protocol):
-    """An object that can be passed to `watch`."""
+    """An object that can be passed to `call_on_fork`."""
 
     def _on_fork(self) -> None:
         """Called in the child."""
 
 
-_open: weakref.WeakSet[Forkable] = weakref.WeakSet()  # the objects passed to `watch`
+_open: weakref.WeakSet[Forkable] = weakref.WeakSet()  # the objects passed to `call_on_fork`
 
 
-def watch(forkable: Forkable) -> None:
+def call_on_fork(forkable: Forkable) -> None:
     """Have the object's `_on_fork` called in every child that is forked from now on."""
     _open.add(forkable)
 

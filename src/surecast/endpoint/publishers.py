@@ -35,7 +35,7 @@ from surecast.core.types import SECOND, LogId
 from surecast.core.wire import check_batch
 from surecast.endpoint.control import Control
 from surecast.endpoint.error_messages import publish_error
-from surecast.endpoint.forking import forked, watch
+from surecast.endpoint.forking import call_on_fork, forked
 from surecast.endpoint.options import ClientOptions
 from surecast.errors import Closed, PublishError, QueueFull, UsageError
 
@@ -52,7 +52,7 @@ _SOON = 2  # at the end of this turn of the event loop
 class InFlight:
     """A sealed batch that is not acknowledged, and the futures that wait for it."""
 
-    __slots__ = ("batch", "marks", "nbytes", "soon", "waiters", "whole")
+    __slots__ = ("batch", "marks", "nbytes", "positions", "soon", "waiters")
 
     def __init__(self, batch: Batch, nbytes: int) -> None:
         self.batch = batch
@@ -60,7 +60,7 @@ class InFlight:
         # Events of `publish`: the row in the batch, and the future that gets its position.
         self.waiters: list[tuple[int, asyncio.Future[int]]] = []
         # Of `publish_batch`: the future that gets the batch's first position and its end.
-        self.whole: asyncio.Future[tuple[int, int]] | None = None
+        self.positions: asyncio.Future[tuple[int, int]] | None = None
         self.soon = 0  # the number of events of publish_soon; `flush` raises their errors
         self.marks: list[FlushPoint] = []  # calls of `flushed` that wait for this batch
 
@@ -125,7 +125,7 @@ class Outbox:
         self._stopped = self._forked = False
         self._named = named
         self._failure = ""  # why a named outbox accepts nothing more; "": it accepts events
-        watch(self)
+        call_on_fork(self)
 
     def _new_draft(self) -> None:
         self.values: list[bytes] = []
@@ -345,7 +345,7 @@ class Outbox:
         self._check()
         check_batch(batch)
         sent = InFlight(batch, size)
-        sent.whole = self._loop.create_future()
+        sent.positions = self._loop.create_future()
         added: asyncio.Future[int] = self._loop.create_future()
         take = partial(self._take_batch, sent, added)
         if self._blocked or (self.nbytes and self.nbytes + size > self.options.outbox_bytes_max):
@@ -374,8 +374,8 @@ class Outbox:
             for row, future in sent.waiters:
                 if not future.done():
                     future.set_result(seq + row)
-            if sent.whole is not None and not sent.whole.done():
-                sent.whole.set_result((seq, seq + result.count if seq else 0))
+            if sent.positions is not None and not sent.positions.done():
+                sent.positions.set_result((seq, seq + result.count if seq else 0))
         else:
             if self._named is not None:
                 self._failure = self._failure or result.why
@@ -387,7 +387,7 @@ class Outbox:
 
     def _failed(self, sent: InFlight, why: str) -> None:
         futures = [future for _, future in sent.waiters]
-        for future in (*futures, sent.whole):
+        for future in (*futures, sent.positions):
             if future is not None and not future.done():
                 future.set_exception(publish_error(self.name, why))
         if sent.soon:

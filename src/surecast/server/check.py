@@ -30,17 +30,18 @@ def summary(config: ServerConfig) -> list[tuple[str, str]]:
     ]
     for region, known in config.regions.items():
         nodes = ", ".join(f"{name} at {place}" for name, place in known.replicas.items())
+        # The witness decides which replicas are active. A lone replica may contain it.
         witness = (
             f"; witness at {known.witness}"
             if known.witness
-            else "; its witness runs in the replica"
+            else "; the witness runs inside its only replica"
         )
         rows.append((f"region {region}", nodes + witness))
     for prefix, owner in sorted(config.owners.items()):
         what = f"{prefix} and {prefix}.>" if prefix else "all other streams"
         rows.append(("owner", f"{owner} of {what}"))
-    for of_role in config.roles.values():
-        if summary_of := getattr(of_role, "summary", None):
+    for section in config.roles.values():  # the part of the configuration that a protocol defines
+        if summary_of := getattr(section, "summary", None):
             rows += summary_of()
     return rows
 

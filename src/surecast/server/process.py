@@ -95,10 +95,10 @@ class _ServerProcess:
     async def _end(self, problem: BaseException | None) -> None:
         if problem is None:
             log.info("%s: draining; a second signal ends it at once", self.config.name)
-            self.server.draining = True
+            self.server.draining = True  # new HTTP publishes are refused
             if self.http is not None:
-                # First of all, because a draining replica refuses publishes, and HTTP clients have
-                # sent some that are in progress.
+                # Before `server.drain()`, after which the replica refuses publishes: those that
+                # HTTP clients have already sent must be answered first.
                 await self.http.publishing.close()
             await self.server.drain()
         else:
@@ -154,6 +154,7 @@ class _ServerProcess:
                     log.info("%s: this alarm is over: %s", self.config.name, key[0])
             for key, alarm in now.items():
                 lasted = self.raised[key] = self.raised.get(key, 0) + 1
+                # `_log_start` has already logged "in-memory".
                 if lasted == CHECKS_BEFORE_LOG and alarm.code != "in-memory":
                     text = f"{alarm.code}: {alarm.what}. {alarm.means} {alarm.todo}"
                     log.warning("%s: %s", self.config.name, text)
@@ -162,20 +163,26 @@ class _ServerProcess:
 
 def _paragraph(config: ServerConfig, problem: BaseException) -> str:
     """The final message of a failed process: what happened, where, and what to do."""
-    place = os.path.abspath(config.node.data_dir) if config.node.data_dir else "memory"
+    folder = os.path.abspath(config.node.data_dir) if config.node.data_dir else ""
     if isinstance(problem, StorageError):
         todo = (
-            f"Its data folder is {place}. Run `surecast log verify` on it: that lists the damage. "
+            f"Its data folder is {folder}. Run `surecast log verify` on it: that lists the damage. "
             "If the other replicas of the region are intact, move the folder away and start again: "
             "this replica is then filled from them."
         )
     else:
         last = traceback.extract_tb(problem.__traceback__)[-1:]
         where = f"{os.path.basename(last[0].filename)}:{last[0].lineno}" if last else "somewhere"
+        kept = (
+            f"Acknowledged events are safe in {folder}."
+            if folder
+            else "This process kept nothing on disk: its events are lost, unless another replica "
+            "or region has them."
+        )
         todo = (
-            f"This is a bug of Surecast, at {where}; the log above has the details. Acknowledged "
-            f"events are safe in {place}. Start the process again; if it stops at the same place, "
-            "set node.record to a folder and report the recording."
+            f"This is a bug of Surecast, at {where}; the log above has the details. {kept} Start "
+            "the process again; if it stops at the same place, set node.record to a folder and "
+            "report the recording."
         )
     what = f"{type(problem).__name__}: {problem}"
     return f"surecast: {config.name} had to stop. {what}\n{todo}"

@@ -1,7 +1,8 @@
-"""Damages the files of a real data folder: flips bits, truncates or deletes files, restores copies.
+"""Damages the files of a real data folder, or replaces the folder by an older copy of itself.
 
-The process swarms use it (`disk_faults.py`). All choices are drawn from the caller's random
-generator, so that a run can be repeated from its seed.
+Damage is a flipped bit, or a truncated or deleted file. Fault tests with real processes use this
+module (`disk_faults.py`). All choices are drawn from the caller's random generator, so that a run
+can be repeated from its seed.
 """
 
 import os

@@ -72,12 +72,13 @@ class CreateStream(StreamsMessage):
 
 
 class StreamOpened(StreamsMessage):
-    """The stream exists and every replica knows it. If it was not opened, `why` is the reason:
+    """If `why` is empty, the stream exists and every replica knows it. Otherwise it was not opened:
 
     not-head (ask `head`), recovering and owner-unreachable (ask later), config-mismatch (the stream
-    exists with another configuration), too-many-streams, bad-name, bad-spec (too large),
-    no-delivery (a server does not have the delivery), other-region (the delivery works only within
-    a region, and another region owns the name), owners-differ (regions disagree on the owner).
+    exists with another configuration), too-many-streams, bad-name, bad-spec (its schema and options
+    are too large), no-delivery (a server does not have the delivery), other-region (the delivery
+    works only within a region, and another region owns the name), owners-differ (regions disagree
+    on the owner).
     """
 
     name: str
@@ -108,10 +109,11 @@ class PubNack(StreamsMessage):
 
     why: not-head (ask `head`), out-of-order (send from the number `expected` on), busy (retry),
     too-few-replicas (retry), recovering (retry), unknown-stream (retry), owner-unreachable (the
-    region that owns the stream), mismatch (another batch of this publisher has this number),
-    expired (it is no longer known what this publisher has sent, so a retry would not be
-    recognised), quarantined (the stream's log cannot be read), bad-event, deleted (the stream),
-    too-many-deleted (streams).
+    region that owns the stream cannot be reached), mismatch (another batch of this publisher has
+    this number), expired (it is no longer known what this publisher has sent, so a retry would not
+    be recognised), quarantined (the stream's log cannot be read), bad-event, deleted (the stream
+    was deleted), too-many-deleted (the batch is a deletion, and the region can remember no more
+    deleted streams).
     """
 
     stream: LogId
@@ -180,7 +182,7 @@ class RangeLost(StreamsMessage):
     hi: int
     end: int
     last: bool
-    why: str  # for people
+    why: str  # an explanation for people, not one of the words of other messages
 
 
 # ------------------------------------------------------------ questions
@@ -238,8 +240,8 @@ class Attach(StreamsMessage):
 
 
 class Attached(StreamsMessage):
-    """The client is the holder and should read from `positions` on (a stream without a position
-    from 1 on), unless `why` is set.
+    """The client is the holder and should read from `positions` on, unless `why` is set. A stream
+    that is not in `positions` is read from position 1 on.
 
     why: not-head (ask `head`), fenced (another client is the holder), reset and deleted (by an
     operator), recovering and busy (ask later), too-many, bad-name. The message is also sent later,
