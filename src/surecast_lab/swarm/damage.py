@@ -43,7 +43,8 @@ def draw_damage(
         fault = draw(rng, replicas, [], ["damage", "damage", "roll back"])
         assert isinstance(fault, Damage | RollBack)
         region, copied = fault.name.split("/")[0], [fault.name]
-        if isinstance(fault, RollBack) and regions[region] == 1:  # the folder has the witness, too
+        if isinstance(fault, RollBack) and regions[region] == 1:
+            # The witness of this region has its state in the same folder.
             fault = RollBack(fault.name, f"{region}/config")
             copied.append(fault.beside)
         plan.faults.append(Timed(at_ns, for_ns, fault))
@@ -121,7 +122,7 @@ class Damages:
         return msgspec.msgpack.decode(saved, type=tuple[int, dict[bytes, int]])[1].get(log, 1)
 
     def _is_elsewhere(self, region: str, name: str) -> bool:
-        """Whether one other region has all the streams that a lone replica owns, committed."""
+        """Whether all events of each stream that a lone replica owns are committed elsewhere."""
         world = self.cluster.world
         disk = world.disk(name)
         for stream, stream_id in self.cluster.streams.items():

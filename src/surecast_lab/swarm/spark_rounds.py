@@ -8,9 +8,9 @@ with void ranges, and writes Parquet files. The steps of a round:
     failover   both servers of west are killed (SIGKILL); the query is restarted with east's url
     head       the head of east is killed and started again two seconds later
     home       west is started again; the query is restarted with west's url
-    owner      the link between the regions is cut; the query continues in east, also with a third
-               stream that is unknown in west; then east is killed, and the query is restarted with
-               west's url: it waits until east is up again
+    owner      the link between the regions is cut; the query continues in east and also reads a
+               third stream, which is unknown in west; then east is killed, and the query is
+               restarted with west's url: it waits until east is up again
     end        publishing ends; the rest is read with availableNow, from east
 
 Then Spark checks all output files together: they must contain every position of all streams
@@ -193,7 +193,7 @@ class _Round:
         data is a violation."""
         self.result.failures.append(text.strip().splitlines()[0][:200])
         for loss in re.findall(r"data was lost: [^\n]+", text)[:1]:
-            self.result.violations.append(f"nothing was lost, but: {loss[:200]}")
+            self.result.violations.append(f"no data was lost, but the query reports: {loss[:200]}")
 
     def rows_read(self) -> int:
         assert self.query is not None
@@ -302,7 +302,9 @@ class _Round:
         kept = events.where(f.col("stream") == ALL)
         found = kept.select(f.count("*"), f.sum(f.crc32("value"))).first()
         if found is None or (found[0], found[1]) != (load.published[ALL], load.checksum):
-            result.violations.append(f"{ALL}: {found} where {load.published[ALL]} were published")
+            result.violations.append(
+                f"{ALL}: {found} are in the output, {load.published[ALL]} were published"
+            )
         void = rows.where("kind = 'void'").agg(f.sum("range")).first()
         result.void = int(void[0] or 0) if void else 0
         rows.unpersist()
@@ -324,7 +326,7 @@ class _Round:
         self.result.rows[stream] = int(last[1])
         if last[0] != self.result.published[stream]:
             self.result.violations.append(
-                f"{stream} ends at {last[0]}, published were {self.result.published[stream]}"
+                f"{stream} ends at {last[0]}, not at {self.result.published[stream]}"
             )
 
 
@@ -358,7 +360,7 @@ def run_round(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A streaming query through a region's failure.")
+    parser = argparse.ArgumentParser(description="Run a streaming query while its regions fail.")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

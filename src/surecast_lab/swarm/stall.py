@@ -209,7 +209,7 @@ class _Stall:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A subscriber stops reading at full load.")
+    parser = argparse.ArgumentParser(description="Stop one of the subscribers at full load.")
     parser.add_argument("--seconds", type=float, default=30.0, help="duration of the stall")
     parser.add_argument("--case", choices=list(CASES), help="run only this case")
     options = parser.parse_args()
@@ -221,7 +221,7 @@ def main() -> None:
         print(
             f"{name}: {'VIOLATED' if result.violations else 'ok'}, stalled "
             f"{result.stalled_s:.0f} s while {result.missed:,} of {result.published:,} events were "
-            f"published; {result.skipped:,} were void when it came to them. Others: "
+            f"published; {result.skipped:,} became void before it read them. Others: "
             f"{result.rate_before:,.0f} positions/s before, {result.rate_during:,.0f} during. "
             f"Largest server: {result.memory_before >> 20} MiB before, {result.memory_peak >> 20} "
             f"at most; queued at most {result.queued_peak >> 10:,} KiB",
