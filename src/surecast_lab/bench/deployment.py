@@ -84,7 +84,7 @@ class Deployment:
         names = dict.fromkeys(name for ends in looks for name in ends)
         return {name: min(ends.get(name, 1) for ends in looks) for name in names}
 
-    # ------------------------------------------------------------ the lines of the relayed region
+    # ------------------------------------------------------------ the links of the relayed region
 
     def cut(self) -> None:
         """Cut the relayed region off in both directions, and reset its connections."""

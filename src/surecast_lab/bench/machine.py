@@ -1,4 +1,7 @@
-"""Describes the machine, commit and date of a benchmark, and the CPU use of its processes."""
+"""Describes the machine, commit and date of a benchmark, and the CPU use of its processes.
+
+The benchmarks, the lab and the ledger of `surecast sim` store this description with their results.
+"""
 
 import os
 import platform

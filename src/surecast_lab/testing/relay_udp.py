@@ -131,7 +131,7 @@ class UdpLink:
         for _ in range(DATAGRAMS_PER_PASS):
             try:
                 nbytes = source.sock.recv_into(self._scratch)
-            except OSError:  # no more data, or the error that nobody listens there
+            except OSError:  # no more data, or the error that no process listens at the target
                 return
             self._heard(now_ns, source)
             self._back.put(now_ns, source, self._scratch[:nbytes])
