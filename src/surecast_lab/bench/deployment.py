@@ -70,7 +70,7 @@ class Deployment:
     def url(self, region: str) -> str:
         return url(self.layout, region)
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ observing
 
     def ends(self) -> dict[str, int]:
         """The end of each stream that is committed in all replicas of all regions."""

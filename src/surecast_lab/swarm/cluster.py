@@ -423,7 +423,7 @@ class Cluster:
     def _on_deliver(self, _now_ns: int, name: str, stream: LogId, batches: tuple[Any, ...]) -> None:
         self.readings[name, stream].take(batches)
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ observing
 
     def members(self, region: str) -> tuple[Member, ...]:
         """The members of the chain by the configuration service; () while it is down."""

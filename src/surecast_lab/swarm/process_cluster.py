@@ -345,7 +345,7 @@ class ProcessCluster:
     def cont(self, name: str) -> None:
         self.workers[name].cont()
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ observing
 
     def lacks_protocols(self, name: str) -> bool:
         """Whether the process has not been upgraded yet."""

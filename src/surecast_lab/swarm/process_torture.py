@@ -145,6 +145,8 @@ def _publish(cluster: ProcessCluster, rng: Random) -> None:
 
 
 class _FaultSequence:
+    """Injects the faults of one round."""
+
     def __init__(
         self, cluster: ProcessCluster, rng: Random, result: RoundResult, say: Callable[[str], None]
     ) -> None:

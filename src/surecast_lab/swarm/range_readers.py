@@ -111,15 +111,15 @@ class RangeReaders:
         self._ask(one.node, stream, lo, lo + 1 + int(one.length * (end - lo)))
         if one.holds_ns:
             held_ns = world.now_ns + one.holds_ns // 10
-            self._say(held_ns, one.node, Hold())
-            self._say(held_ns + one.holds_ns, one.node, Go())
+            self._schedule(held_ns, one.node, Hold())
+            self._schedule(held_ns + one.holds_ns, one.node, Go())
 
     def _ask(self, node: str, stream: LogId, lo: int, hi: int) -> None:
         asked = Asked(stream, lo, hi, Reading(f"{node} [{lo}, {hi})", lo))
         self.asked[node].append(asked)
-        self._say(self.cluster.world.now_ns, node, ReadRange(stream, lo, hi))
+        self._schedule(self.cluster.world.now_ns, node, ReadRange(stream, lo, hi))
 
-    def _say(self, at_ns: int, node: str, command: Input) -> None:
+    def _schedule(self, at_ns: int, node: str, command: Input) -> None:
         self.cluster.world.at(at_ns, node, command)
 
     def _on_deliver(self, _now_ns: int, node: str, stream: LogId, batches: tuple[Any, ...]) -> None:

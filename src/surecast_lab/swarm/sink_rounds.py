@@ -201,10 +201,10 @@ class Watch:
         self.seen: Counter[str] = Counter()
         self.batch = -1  # the last batch with a record in the staging stream
         self._stopped = False
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._count_records, daemon=True)
         self._thread.start()
 
-    def _look(self) -> None:
+    def _count_records(self) -> None:
         sub = self._client.subscribe(self.staging, start="earliest")
         try:
             for event in sub:

@@ -132,6 +132,8 @@ class Load:
 
 
 class _Round:
+    """The cluster, the query and the steps of one round."""
+
     def __init__(
         self,
         spark: SparkSession,

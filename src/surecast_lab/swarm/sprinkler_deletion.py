@@ -216,7 +216,7 @@ class SprinklerDeletion(Sprinkler):
                 tally.violations.append(
                     f"{name}: D4 its first position is {min(acked.values())}, not 1"
                 )
-        tally.violations += [*self._identities(), *self._places_left()]
+        tally.violations += [*self._identities(), *self._leftover_positions()]
         return tally
 
     def _nodes(self) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -271,7 +271,7 @@ class SprinklerDeletion(Sprinkler):
                 found.append(f"{name}: D4 not all replicas have the newest stream: {named}")
         return found
 
-    def _places_left(self) -> list[str]:
+    def _leftover_positions(self) -> list[str]:
         found, deleted = [], {self.cluster.streams.get(name): name for name in self.deleted}
         for node, layers in self._nodes():
             for name, cursor in layers["cursors"].table.items() if layers else ():

@@ -154,6 +154,8 @@ def _meshed(node: str, peer: str) -> bool:
 
 
 class _Round:
+    """The cluster and the steps of one round."""
+
     def __init__(
         self,
         cluster: ProcessCluster,

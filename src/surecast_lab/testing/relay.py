@@ -192,7 +192,7 @@ class Relay:
             for lane in wire.lanes.values():
                 lane.close()
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ helpers
 
     def _wire(self, name: str, forward: Shape | None, back: Shape | None) -> Wire:
         shapes = {FORWARD: forward, BACK: back}

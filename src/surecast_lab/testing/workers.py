@@ -50,7 +50,7 @@ class Service(Protocol):
         ...
 
 
-# ---------------------------------------------------------------- from outside
+# ---------------------------------------------------------------- in the parent process
 
 
 class Worker:
@@ -241,7 +241,7 @@ def end(workers: Iterable[Worker], within_s: float = END_S) -> None:
         worker.kill()
 
 
-# ---------------------------------------------------------------- inside
+# ---------------------------------------------------------------- in the worker process
 
 
 def _run(
