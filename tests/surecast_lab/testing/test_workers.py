@@ -59,7 +59,7 @@ def test_each_worker_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
         assert {name: word for name, (_, word) in answers.items()} == {"a": "A", "r/b": "R/B"}
         assert {name: pid for name, (pid, _) in answers.items()} == workers.pids()
         assert os.getpid() not in workers.pids().values()
-        with pytest.raises(SurecastError, match=r"'a' already"):
+        with pytest.raises(SurecastError, match=r"'a' exists already"):
             workers.start("a", Echo, "x")
         (one, other) = workers.values()
         workers.end(["a"])
