@@ -90,7 +90,7 @@ class Damages:
             return False
         chain = machine.layers["chain"]
         if chain.store_failures or self.cluster.world.disk(name).failing:
-            return False  # it may soon leave the chain; then only an operator could continue
+            return False  # it may soon leave the chain, which then needs an operator
         return bool(
             chain.is_member and chain.me.disk == disk_id and not chain.holes and chain.saved.clean
         )

@@ -197,7 +197,7 @@ class _Round:
         for loss in re.findall(r"data was lost: [^\n]+", text)[:1]:
             self.result.violations.append(f"no data was lost, but the query reports: {loss[:200]}")
 
-    def rows_read(self) -> int:
+    def last_batch(self) -> int:
         assert self.query is not None
         progress = self.query.lastProgress
         return 0 if progress is None else int(progress["batchId"])
@@ -220,10 +220,10 @@ class _Round:
                 raise SurecastError(f"stuck: {what}")
             time.sleep(0.2)
 
-    def moves_on(self, region: str, batches: int = 2) -> None:
-        at = self.rows_read()
+    def wait_for_batches(self, region: str, batches: int = 2) -> None:
+        at = self.last_batch()
         self.until(
-            f"no new micro-batch from {region}", lambda: self.rows_read() >= at + batches, region
+            f"no new micro-batch from {region}", lambda: self.last_batch() >= at + batches, region
         )
 
     # ------------------------------------------------------------ the steps
@@ -287,7 +287,7 @@ class _Round:
     def rest(self, region: str, seconds: float) -> None:
         """Wait for `seconds`, and until the query has made progress."""
         deadline = time.monotonic() + seconds
-        self.moves_on(region)
+        self.wait_for_batches(region)
         self.until("time", lambda: time.monotonic() >= deadline, region)
 
     # ------------------------------------------------------------ the verdict
