@@ -44,7 +44,7 @@ class Source:
         self.buffer.take_in(STREAM, tuple(self.batches))
 
     def ignore(self, *_: Any) -> None:
-        """Used in place of those methods of a reader that do nothing here."""
+        """Replaces the methods of a reader that need not do anything here."""
 
     claim = follow = unfollow = release = forget = ignore
 

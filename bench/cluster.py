@@ -31,7 +31,7 @@ def _rows(module: Any, options: Any) -> Iterator[Row]:
     with TemporaryDirectory(dir=PLACE) as folder:
         report: Report = module.measure(options, Path(folder), _say)
     if not report.exact:
-        raise SystemExit(f"{report.bench} is not exact: {'; '.join(report.problems)}")
+        raise SystemExit(f"{report.bench} has errors: {'; '.join(report.problems)}")
     for note in report.notes:
         print(f"  {note}", file=sys.stderr)
     for row in report.rows:

@@ -1,4 +1,4 @@
-"""Measures which share of events servers send when the readers of a region form a mesh.
+"""Measures the share of events that servers send when the readers of a region form a mesh.
 
 In a mesh, clients get most events from each other. There is one region with a chain of two replicas
 and n mesh clients, all real processes. The result is the share of positions that clients got from a

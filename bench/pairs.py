@@ -36,7 +36,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RESULTS = HERE / "results.jsonl"
 LESS_IS_BETTER = ("us", "ms", "s", "ns/event", "s/M events")
-NAMED = ("replicas", "batch", "kept", "way", "region", "by", "subscribers")  # tell figures apart
+# The parameters that distinguish figures of the same name.
+NAMED = ("replicas", "batch", "kept", "way", "region", "by", "subscribers")
 RESAMPLES = 10_000
 RUN_SECONDS_MAX = 1_800
 
@@ -163,7 +164,7 @@ def main() -> None:
     parser.add_argument("before", help="commit or folder")
     parser.add_argument("after", help="commit or folder")
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--raw", type=Path, help="file that keeps every run")
+    parser.add_argument("--raw", type=Path, help="file to which every run is appended")
     parser.add_argument(
         "--append", action="store_true", help=f"append the result to {RESULTS.name}"
     )

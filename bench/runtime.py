@@ -1,10 +1,10 @@
-"""Measures the throughput of the asyncio driver (`surecast/runtime`), which runs machines on
-sockets.
+"""Measures the throughput of the asyncio driver (`surecast/runtime`), which runs state machines.
 
-There are two set-ups. In the first one, a source sends frames or batches to a sink (one hop) as
-fast as back-pressure allows. In the second one there are three region servers (*proxies*), each
-with a publisher (*driver*) that keeps a number of batches unacknowledged; an event counts when all
-three regions have it. Every node is a separate process on this machine, connected by loopback TCP.
+Every node is a separate process on this machine, connected by loopback TCP. There are two set-ups.
+In the first one, a source sends frames or batches to a sink (one hop) as fast as back-pressure
+allows. In the second one there are three region servers (*proxies*), each with a publisher
+(*driver*) that keeps a number of batches unacknowledged; an event counts when all three regions
+have it.
 
     python bench/runtime.py            # prints what `bench/run.py --only runtime` would record
     python bench/runtime.py --profile  # one run of three proxies, the first one profiled

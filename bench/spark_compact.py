@@ -53,7 +53,7 @@ def by_kernel(archive: Path) -> tuple[IntervalSet, np.ndarray, float]:
     CPU time of the index."""
 
     def read(lo: int, hi: int) -> list[Batch]:
-        raise AssertionError("latest-per-key reads nothing again")
+        raise AssertionError("latest-per-key must not read the log again")
 
     index, spent_s, ids = RetentionIndex(LatestPerKey()), 0.0, []
     for rows in in_order(archive):
@@ -92,9 +92,9 @@ def compare(archive: Path, kept: Path) -> tuple[int, float]:
     last, count = positions(kept, "void")
     expected = np.array(list(voids), np.int64).reshape(-1, 2)
     found = np.stack((last - count + 1, last + 1), axis=1)
-    assert np.array_equal(found, expected), "void runs differ from the live kernel's"
+    assert np.array_equal(found, expected), "Spark's void ranges differ from the server's"
     newest = ids.size - np.unique(ids[::-1], return_index=True)[1]  # seq of the last of each key
-    assert np.array_equal(live, np.sort(newest)), "live events differ from numpy's last ones"
+    assert np.array_equal(live, np.sort(newest)), "live events are not the last of each key"
     assert live.size + int(count.sum()) == ids.size
     return live.size, kernel_s
 

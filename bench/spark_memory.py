@@ -19,7 +19,7 @@ class Memory:
     def __init__(self) -> None:
         self.samples: list[tuple[int, int]] = []  # bytes of the JVM, of Python workers
         self._over = Event()
-        self._thread = Thread(target=self._look, daemon=True)
+        self._thread = Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> "Memory":
         self._thread.start()
@@ -45,7 +45,7 @@ class Memory:
             "python_mb_second_half": max(python[half:] or [0]) // MB,
         }
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._over.wait(EVERY_S):
             jvm = python = 0
             for pid in descendants(os.getpid()):

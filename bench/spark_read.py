@@ -169,7 +169,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--events", type=int, default=20_000_000)
-    parser.add_argument("--rows", type=int, default=4096, help="events a published batch")
+    parser.add_argument("--rows", type=int, default=4096, help="events in each published batch")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--append", action="store_true", help=f"to {RESULTS.name}, too")
     given = parser.parse_args()

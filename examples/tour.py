@@ -81,9 +81,8 @@ async def keep_place(client: surecast.Client, name: str) -> None:
     async with stream.subscribe(start="earliest", name=f"billing-{name}", ack="manual") as sub:
         async for event in sub:
             if event.seq == 100:
-                await sub.ack(
-                    event
-                )  # acknowledges all events up to this one; replicated when it returns
+                # Acknowledges all events up to this one; replicated when it returns.
+                await sub.ack(event)
                 break
     async with stream.subscribe(name=f"billing-{name}") as sub:  # for example after a restart
         async for event in sub:

@@ -36,11 +36,11 @@ def sources() -> list[str]:
         found = [name for name in listed.stdout.split("\0") if name]
     else:  # not a git checkout
         found = [str(path.relative_to(ROOT)) for path in (ROOT / "src").rglob("*")]
-    kept = [name for name in found if (ROOT / name).is_file() and not _is_made(name)]
+    kept = [name for name in found if (ROOT / name).is_file() and not _is_generated(name)]
     return sorted({*kept, *BESIDE})
 
 
-def _is_made(name: str) -> bool:
+def _is_generated(name: str) -> bool:
     parts = Path(name).parts
     made = any(part == "__pycache__" or part.endswith(".egg-info") for part in parts)
     return made or name.endswith(NOT_SHIPPED)
@@ -89,8 +89,8 @@ def wheel_complaints(wheel: Path) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {line.split(";")[0].strip() for line in metadata.get_all("Requires-Dist", [])}
     found = [f"{name} is missing" for name in sorted(wanted - have)]
-    found += [f"{name} should not be in it" for name in sorted(have - wanted)]
-    found += _strangers(have)
+    found += [f"{name} must not be in it" for name in sorted(have - wanted)]
+    found += _unwanted_files(have)
     if f"{info}/licenses/LICENSE" not in names:
         found.append("the licence file is missing")
     if f"{info}/entry_points.txt" not in names:
@@ -108,19 +108,19 @@ def sdist_complaints(sdist: Path) -> list[str]:
     made = {"PKG-INFO", "setup.cfg"}
     have = {name for name in names if name not in made and ".egg-info/" not in name}
     found = [f"{name} is missing" for name in sorted(wanted - have)]
-    found += [f"{name} should not be in it" for name in sorted(have - wanted)]
+    found += [f"{name} must not be in it" for name in sorted(have - wanted)]
     return found
 
 
-def _strangers(names: Iterable[str]) -> list[str]:
+def _unwanted_files(names: Iterable[str]) -> list[str]:
     """The files that must not be in a wheel, even if git tracks them."""
     found = []
     for name in sorted(names):
         parts = name.split("/")
         if parts[0] not in PACKAGES:
             found.append(f"{name} is not in one of our packages")
-        elif "tests" in parts or _is_made(name):
-            found.append(f"{name} should not be shipped")
+        elif "tests" in parts or _is_generated(name):
+            found.append(f"{name} must not be shipped")
     return found
 
 
@@ -153,7 +153,9 @@ def make(out: Path, from_tree: bool = False) -> list[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the wheel and the source distribution.")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
-    parser.add_argument("--from-tree", action="store_true", help="only the wheel, not by an sdist")
+    parser.add_argument(
+        "--from-tree", action="store_true", help="build only the wheel, without an sdist"
+    )
     options = parser.parse_args()
     for path in make(options.out, options.from_tree):
         print(path)

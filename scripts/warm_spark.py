@@ -1,8 +1,8 @@
-"""Makes Spark start in little more than half the time; only the tests use this script.
+"""Prepares Spark so that it starts in little more than half the time; only the tests use this.
 
     .venv/bin/python -m scripts.warm_spark
 
-The product does not use this script, because it changes installed packages.
+The product does not use this script, because the script changes installed packages.
 
 A new JVM spends its first seconds on loading Spark's classes. Java can store loaded classes in
 a file and map that file at the next start ("class data sharing"). This script creates such a file,
@@ -10,9 +10,9 @@ about 200 MB, in the virtual environment. `java_classes.py` has its path and opt
 `tests/java.py` passes these to every JVM that the tests start. The file is valid for this Java and
 these jars only; another JVM ignores it without a message.
 
-Every Python process that Spark starts imports PySpark from a zip of sources, and compiles them each
-time. So this script adds the compiled modules to that zip of the installed PySpark. Another version
-of Python ignores them.
+Every Python process that Spark starts imports PySpark from a zip of sources, and compiles the
+sources each time. So this script adds the compiled modules to that zip of the installed PySpark.
+Another version of Python ignores them.
 
 `make test` runs this script in parallel with the tests. Tests that need it call `wait_until_made`,
 which waits until the script has ended.
@@ -130,14 +130,14 @@ def make_classes() -> None:
     try:
         with tempfile.TemporaryDirectory(prefix="surecast-") as folder:
             spark = spark_session("local[2]", conf={"spark.sql.shuffle.partitions": "2"})
-            _do_a_little(spark, Path(folder))
+            _run_typical_queries(spark, Path(folder))
             _end(spark)
         part.replace(java_classes.CLASSES)  # atomic: a JVM that maps an incomplete file crashes
     finally:
         part.unlink(missing_ok=True)
 
 
-def _do_a_little(spark: SparkSession, folder: Path) -> None:
+def _run_typical_queries(spark: SparkSession, folder: Path) -> None:
     from pyspark.sql import functions as sql
 
     from surecast.client import sync

@@ -111,9 +111,9 @@ def load_dist() -> dict[str, object]:
         (f"surecast-{__version__}.dist-info/licenses/LICENSE", "the licence file is missing"),
         (f"surecast-{__version__}.dist-info/entry_points.txt", "the console script is missing"),
         ("+tests/test_x.py", "tests/test_x.py is not in one of our packages"),
-        ("+surecast/tests/test_x.py", "surecast/tests/test_x.py should not be shipped"),
-        ("+surecast/__pycache__/x.pyc", "x.pyc should not be shipped"),
-        ("+surecast/scratch.py", "surecast/scratch.py should not be in it"),
+        ("+surecast/tests/test_x.py", "surecast/tests/test_x.py must not be shipped"),
+        ("+surecast/__pycache__/x.pyc", "x.pyc must not be shipped"),
+        ("+surecast/scratch.py", "surecast/scratch.py must not be in it"),
     ],
 )
 def test_the_check_of_the_wheel_can_fail(

@@ -1,10 +1,10 @@
-"""`surecast bench catchup`: how many bytes does a region receive after an outage?
+"""`surecast bench catchup`: bytes sent to a region after an outage, and how many retention saves.
 
-And how many bytes does retention save, because obsolete events are not sent? There are three
-regions. All connections of one of them pass through a relay, which counts the bytes. This region is
-cut off, events are published in another region, and the links are restored. The run does this twice
-with the same events: for a stream that keeps the newest event of each key, and for a stream that
-keeps all events.
+Retention saves bytes because obsolete events are not sent. There are three regions. All connections
+of one of them pass through a relay, which counts the bytes. This region is cut off, events are
+published in another region, and the links are restored. The run does this twice with the same
+events: for a stream that keeps the newest event of each key, and for a stream that keeps all
+events.
 """
 
 import time
@@ -62,7 +62,7 @@ def measure(options: CatchupOptions, folder: Path, progress: Progress) -> Report
             try:
                 for number, stream in enumerate(POLICIES):
                     progress(2 * turn + number, steps, f"{events:,} events to {stream}")
-                    found[stream] = _away_and_back(
+                    found[stream] = _measure_outage(
                         workers, deployment, stream, pool, options.window
                     )
                     problems += _audit(workers, deployment, stream, pool, found[stream])
@@ -72,14 +72,14 @@ def measure(options: CatchupOptions, folder: Path, progress: Progress) -> Report
     progress(steps, steps, "done")
     notes = [
         f"10-byte values, 8-byte keys ({options.keys:,} keys, Zipf {options.skew}), published in "
-        f"batches of {options.batch} while {AWAY} was cut off; bytes are those of TCP payload that "
-        "the relay passed on to it until it had everything; the bar is "
-        f"{BAR:.0%} saved.",
+        f"batches of {options.batch} while {AWAY} was cut off. The bytes are those of TCP payload "
+        f"that the relay passed on to {AWAY} until it had everything. The goal is to save "
+        f"{BAR:.0%} of them.",
     ]
     return Report(bench="catchup", rows=rows, problems=problems, notes=notes)
 
 
-def _away_and_back(
+def _measure_outage(
     workers: Workers, deployment: Deployment, stream: str, pool: PoolSpec, window: int
 ) -> Absence:
     driver = f"driver-{stream}"
@@ -97,7 +97,7 @@ def _away_and_back(
     here = [region for region in REGIONS if region != AWAY]
     workers.wait(
         lambda: all(deployment.region_ends(region).get(stream, 1) == end for region in here),
-        WAIT_S, f"publishing while {AWAY} is away",
+        WAIT_S, f"publishing while {AWAY} is cut off",
     )  # fmt: skip
     before, began = deployment.bytes_to_relayed(), time.monotonic()
     deployment.mend()

@@ -1,5 +1,4 @@
-"""The clients of `bench latency` and `bench durable`: they publish and read with the client
-library.
+"""The clients of `bench latency` and `bench durable`, which use the client library.
 
 Each runs in a worker process. The value of an event contains the time at which it was published.
 All processes of a machine share one monotonic clock, so the reader can compute the latency.

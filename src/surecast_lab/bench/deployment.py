@@ -70,7 +70,7 @@ class Deployment:
     def url(self, region: str) -> str:
         return url(self.layout, region)
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ observing
 
     def ends(self) -> dict[str, int]:
         """The end of each stream that is committed in all replicas of all regions."""
@@ -84,7 +84,7 @@ class Deployment:
         names = dict.fromkeys(name for ends in looks for name in ends)
         return {name: min(ends.get(name, 1) for ends in looks) for name in names}
 
-    # ------------------------------------------------------------ the lines of the relayed region
+    # ------------------------------------------------------------ the links of the relayed region
 
     def cut(self) -> None:
         """Cut the relayed region off in both directions, and reset its connections."""

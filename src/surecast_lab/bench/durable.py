@@ -55,7 +55,7 @@ def measure(options: DurableOptions, folder: Path, progress: Progress) -> Report
     progress(0, steps, "timing the disk")
     rows.append(_disk(folder, options.probes))
     for done, batch in enumerate(options.batches, 1):
-        progress(done, steps, f"{batch} events a batch")
+        progress(done, steps, f"batches of {batch} events")
         with TemporaryDirectory(prefix="durable-", dir=folder) as data, Workers(folder) as workers:
             deployment = Deployment(workers, (REGION,), data=Path(data))
             pace, found = _driven(workers, deployment, batch, options)
@@ -68,13 +68,13 @@ def measure(options: DurableOptions, folder: Path, progress: Progress) -> Report
     rows.append(_row(pace, {"batch": 1, "tasks": options.tasks}))
     problems += found
     progress(steps - 1, steps, "JetStream")
-    notes = ["One region, one replica, keep_all, 10-byte values; acknowledged means synced."]
+    notes = ["One region, one replica, keep_all, 10-byte values; acknowledged after a sync."]
     with TemporaryDirectory(prefix="durable-", dir=folder) as place:
         beside = jetstream.durable(Path(place), options.warm_s, options.seconds, VALUE_BYTES)
     if beside is None:
         notes.append(nats.MISSING)
     else:
-        notes.append("JetStream acknowledges what is in a file, and syncs every two minutes.")
+        notes.append("JetStream acknowledges after a write, and syncs its file every two minutes.")
         for row in rows[1:]:
             row.params["over_jetstream"] = round(row.value / beside, 2)
         rows.append(Row("jetstream_events", round(beside), "1/s", {"window": jetstream.WINDOW}))

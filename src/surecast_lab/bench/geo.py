@@ -34,7 +34,7 @@ class GeoOptions:
     pool_events: int = 1_000_000
     keys: int = 100_000
     skew: float = 1.1
-    nats_events: int = 2_000_000  # one publisher, one subscriber, beside it
+    nats_events: int = 2_000_000  # for the comparison with NATS
 
 
 def measure(options: GeoOptions, folder: Path, progress: Progress) -> Report:
@@ -47,7 +47,7 @@ def measure(options: GeoOptions, folder: Path, progress: Progress) -> Report:
     ]
     rows, problems = [], []
     for done, (durable, replicas, batch) in enumerate(cases):
-        what = f"{replicas} replica{'s' * (replicas > 1)}, {batch} a batch, {_kind(durable)}"
+        what = f"{replicas} replica{'s' * (replicas > 1)}, batches of {batch}, {_kind(durable)}"
         progress(done, len(cases), what)
         load = Load(
             REGIONS, LatestPerKey(), batch, replicas, window=options.window,
@@ -70,9 +70,9 @@ def measure(options: GeoOptions, folder: Path, progress: Progress) -> Report:
         problems += [f"{what}: {problem}" for problem in run.problems]
     keys = f"Zipf {options.skew}" if options.skew else "uniform"
     notes = [
-        f"10-byte values, 8-byte keys ({options.keys:,} keys, {keys}), latest_per_key; a driver a "
-        f"region with {options.window} batches under way; counted is what every replica of all "
-        "three regions has committed; all processes on this machine.",
+        f"10-byte values, 8-byte keys ({options.keys:,} keys, {keys}), latest_per_key. Each region "
+        f"has one driver with {options.window} unacknowledged batches. An event counts when every "
+        "replica of all three regions has committed it. All processes run on this machine.",
     ]
     progress(len(cases), len(cases), "NATS")
     beside = nats.fanout(folder, 1, options.nats_events, VALUE_BYTES)

@@ -43,7 +43,8 @@ def measure(options: LatencyOptions, folder: Path, progress: Progress) -> Report
     rows, problems = _surecast(options, folder)
     notes = [
         "Single 16-byte events through the client library; times begin with the call of publish. "
-        f"Kept {'on disk, synced' if options.durable else 'in memory'} before an acknowledgement.",
+        f"They are stored {'on disk, synced,' if options.durable else 'in memory'} before an "
+        "acknowledgement.",
     ]
     progress(1, 2, "NATS")
     beside = nats.latency(folder, options.rate, options.count)
@@ -96,15 +97,15 @@ def _surecast(options: LatencyOptions, folder: Path) -> tuple[list[Row], list[st
 
 
 def missing(who: str, count: int, numbers: Sequence[int], seqs: Sequence[int]) -> list[str]:
-    """Errors in the received events: every number below `count` must have arrived once and in
-    order, with consecutive positions."""
+    """Errors in the received events: every number below `count` must have been delivered once and
+    in order, with consecutive positions."""
     problems = []
     if len(numbers) != len(set(numbers)):
-        problems.append(f"{who}: {len(numbers) - len(set(numbers))} events came twice")
+        problems.append(f"{who}: {len(numbers) - len(set(numbers))} events were delivered twice")
     if lost := count - len(set(numbers)):
-        problems.append(f"{who}: {lost} of {count} events did not come")
+        problems.append(f"{who}: {lost} of {count} events were not delivered")
     if list(numbers) != sorted(numbers):
-        problems.append(f"{who}: events came in another order than they were published in")
+        problems.append(f"{who}: events were not delivered in the order of publishing")
     if list(seqs) != list(range(1, len(seqs) + 1)):
         problems.append(f"{who}: positions are not 1, 2, 3 …")
     return problems

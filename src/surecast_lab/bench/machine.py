@@ -1,4 +1,7 @@
-"""Describes the machine, commit and date of a benchmark, and the CPU use of its processes."""
+"""Describes the machine, commit and date of a benchmark, and the CPU use of its processes.
+
+The benchmarks, the lab and the ledger of `surecast sim` store this description with their results.
+"""
 
 import os
 import platform
@@ -64,11 +67,11 @@ class Cores:
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = dict(pids)
-        self._from = self._look()
+        self._from = self._sample()
 
     def used(self) -> dict[str, float]:
         """Cores by name; "others": all other processes."""
-        (at, busy, mine), (then, was_busy, was_mine) = self._look(), self._from
+        (at, busy, mine), (then, was_busy, was_mine) = self._sample(), self._from
         seconds = max(at - then, 1e-9)
         found = {name: (mine[name] - was_mine[name]) / seconds for name in self._pids}
         others = (busy - was_busy) / seconds - sum(found.values())
@@ -77,7 +80,7 @@ class Cores:
             "others": round(max(0.0, others), 2),
         }
 
-    def _look(self) -> tuple[float, float, dict[str, float]]:
+    def _sample(self) -> tuple[float, float, dict[str, float]]:
         columns = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
         ticks = [int(n) for n in columns[:_GUESTS]]
         busy = sum(ticks) - sum(ticks[place] for place in _IDLE)

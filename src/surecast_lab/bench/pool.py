@@ -1,7 +1,7 @@
 """The events that a benchmark publishes: created in advance from a seed, and published repeatedly.
 
-To create events during a run would take more time than what is measured. So a pool of batches is
-created once, and its batches are published again and again, each time with new publisher's numbers.
+Creating events during a run would take more time than publishing them. So a pool of batches is
+created once, and its batches are published repeatedly, each time with new publisher's numbers.
 Every published event gets its own position, although the values repeat. The seed determines the
 event at each position, and the events that `latest_per_key` must keep. Readers are checked against
 these.

@@ -1,4 +1,4 @@
-"""Counts and times the syncs of this process, independent of the code that makes them."""
+"""Counts and times the `os.fdatasync` calls of a server process, for `bench durable`."""
 
 import os
 import time

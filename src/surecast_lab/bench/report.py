@@ -69,6 +69,6 @@ def _short(value: Any) -> str:
 def quantile(ordered: Sequence[float], share: float) -> float:
     """The smallest sample that at least `share` of all samples do not exceed; exact."""
     if not ordered:
-        raise ValueError("no samples, no quantile")
+        raise ValueError("no samples to compute a quantile of")
     place = -(-round(share * len(ordered) * 1e9) // 10**9)  # rounded up, without float errors
     return ordered[max(0, min(len(ordered), place) - 1)]

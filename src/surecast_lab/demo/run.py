@@ -192,7 +192,7 @@ class Run:
         self.until(lambda: self.reached(self.target))
 
     def failover(self) -> None:
-        members = self._look(OWNER, "chain").get("members")
+        members = self._status_part(OWNER, "chain").get("members")
         if not members:
             raise DemoFailed(f"{OWNER} has no chain: no server there answers")
         head = str(members[0])
@@ -209,7 +209,8 @@ class Run:
         self.cluster.start(head)
         self.until(lambda: self.acked >= self.target)
         self.until(
-            lambda: len(self._look(OWNER, "chain").get("members", ())) == REPLICAS, SERVERS_LOOK_S
+            lambda: len(self._status_part(OWNER, "chain").get("members", ())) == REPLICAS,
+            SERVERS_LOOK_S,
         )
         fault.end_s = self._now_s()
         self.until(lambda: self.reached(self.target))
@@ -220,7 +221,7 @@ class Run:
         self._step(f"link {THIRD} – {AWAY} cut, too: {AWAY} is isolated")
         self.relay.cut(wire(THIRD, AWAY))
         self.away_fault = self._fault(f"{AWAY} isolated")
-        self.until(self._is_alone, SERVERS_LOOK_S)
+        self.until(self._is_isolated, SERVERS_LOOK_S)
         missed_from = self.least(AWAY)
         # These counters grow from the start of the demo. Subtract their values now; their values
         # at the end of the burst, or of the catch-up, are added then.
@@ -253,7 +254,7 @@ class Run:
         kept = self.result.kept
         for _ in range(KEPT_LOOKS):  # retention processes events a moment after their commit
             for region in self.layout.regions():
-                streams = self._look(region, "streams")
+                streams = self._status_part(region, "streams")
                 kept[region] = next((s["live"] for s in streams if s["name"] == STREAM), 0)
             if len(set(kept.values())) == 1:
                 break
@@ -262,7 +263,7 @@ class Run:
         self.clients.end([*self.clients])
 
     def stop(self) -> None:
-        """End the servers in order."""
+        """Stop the servers, and wait until they have ended."""
         self._step("stopping the servers")
         stopping = Thread(target=self.cluster.stop)
         stopping.start()
@@ -378,7 +379,7 @@ class Run:
     def _now_s(self) -> float:
         return round((time.monotonic_ns() - self.began_ns) / 1e9, 3)
 
-    def _look(self, region: str, what: str, place: str = "tail") -> Any:
+    def _status_part(self, region: str, what: str, place: str = "tail") -> Any:
         """A part of a region's status, from the replica at this place of its chain."""
         found = [look(self.cluster, node.name) for node in self.layout.of(region)]
         there = [s for s in found if (s.get("chain") or {}).get("place") in (place, "alone")]
@@ -387,12 +388,12 @@ class Run:
     def _has_source(self) -> bool:
         """Record the region from which west gets the stream, unless it is the owner. Returns
         whether it is another region, or all events have arrived."""
-        streams = self._look(AWAY, "streams", "head")
+        streams = self._status_part(AWAY, "streams", "head")
         sources = [s["source"] for s in streams if s["name"] == STREAM and s["source"] != OWNER]
         self.result.switched_to = "".join(sources)
         return bool(sources) or self.reached(self.target)
 
-    def _is_alone(self) -> bool:
+    def _is_isolated(self) -> bool:
         """Whether no server has a session between west and another region, so that nothing more is
         sent into the cut links."""
         for node in self.layout.nodes:

@@ -46,7 +46,7 @@ SIMULATED = {
     ),
     "surecast_lab": ("swarm", "lab"),
 }  # fmt: skip
-# Names of files in these parts on which it does not depend: they only show or add up results.
+# Files in these parts that the result does not depend on: they only show or add up results.
 ONLY_SHOW = re.compile(r"^(report|html|figures|.*_figure|torture)\.py$")
 NAME_MAX = 80  # letters of a point's name, before the digest that makes it unique
 
@@ -214,7 +214,7 @@ def read(tasks: Sequence[Task]) -> Kept:
     commits: dict[str, None] = {}
     for task in tasks:
         note = _note(task.path)
-        assert note is not None, f"{task.path} is not there"
+        assert note is not None, f"{task.path} is missing, or the lab did not write it"
         found.seconds += note["seconds"]
         commits[note["commit"]] = None
         # Not read_table: it would add a column "point", from the folder's name.

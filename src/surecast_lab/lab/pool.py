@@ -1,4 +1,7 @@
-"""Runs independent tasks in processes of this machine, as `pipeline.sweep` does on Spark."""
+"""Runs independent tasks in processes of this machine, as `pipeline.sweep` does on Spark.
+
+The points of experiments (run.py) and the seeds of swarms (torture.py) are such tasks.
+"""
 
 import multiprocessing
 import os

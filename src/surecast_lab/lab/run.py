@@ -115,8 +115,8 @@ def demand_sweepable(experiment: Experiment) -> None:
     """UsageError for an experiment that cannot run on Spark."""
     if experiment.alone:
         raise UsageError(
-            f"{experiment.id} measures real processes that need the machine for themselves: it is "
-            f"no sweep. Run it without --sweep: surecast lab run {experiment.id}"
+            f"{experiment.id} measures real processes that need the machine for themselves, so it "
+            f"cannot run on Spark. Run it without --sweep: surecast lab run {experiment.id}"
         )
 
 
@@ -150,8 +150,8 @@ def _run_missing(
     for task in missing:
         if not files.is_done(task):
             raise SurecastError(
-                f"a task of {experiment.id} has written {task.path}, but it is not there: --out "
-                "must be a folder that this machine and all executors share"
+                f"a task of {experiment.id} has written {task.path}, but the file is not on this "
+                "machine: --out must be a folder that this machine and all executors share"
             )
 
 

@@ -86,7 +86,7 @@ def run_one(protocol: str, seed: int, **options: Any) -> Result:
         crash = f"run crashed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
         return {"seed": seed, "violations": [crash]}
     if not result["ok"] and not result["violations"]:
-        result["violations"] = ["run reports failure without saying which"]
+        result["violations"] = ["the run failed, but reports no violation"]
     return result
 
 

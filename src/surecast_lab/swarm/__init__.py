@@ -1,8 +1,8 @@
 """Swarms: randomized fault tests of whole clusters, in the simulator and with real processes.
 
-A seed determines a cluster, a workload and faults. They are run, then all faults are healed, and
-then all regions must reach the same state and keep the protocol's guarantees. `surecast sim` and
-the tests run swarms.
+A seed determines a cluster, a workload and faults. After the faults everything is healed, and then
+all regions must reach the same state. The guarantees of the protocol must hold during the whole
+run. `surecast sim` and the tests run swarms.
 
 A *scenario* is the part that is specific to one protocol or variant: what to build, which faults
 are allowed, and how to judge the result. Some terms of the files below: a *mesh client* exchanges
@@ -17,10 +17,10 @@ Files
     scenarios.py  all scenarios of this folder by name, also those of deliveries not listed here
     cluster_scenario.py  the common part of scenarios on regions of replicas
     sprinkler.py  the scenario of Sprinkler, the protocol that replicates between regions
-    sprinkler_mesh.py  the same with meshes of clients
-    sprinkler_deletion.py  the same with streams that are deleted and created again
+    sprinkler_mesh.py  the scenario of Sprinkler with meshes of clients
+    sprinkler_deletion.py  the scenario of Sprinkler with streams that are deleted and created again
     cluster.py    simulated regions of replicas, with records of what clients did and received
-    mesh_clients.py  mesh clients that join and leave, and checks of their internal state
+    mesh_clients.py  mesh clients that join and leave; checks of their internal state
     query_clients.py  clients that send queries: named subscriptions, patterns, times
     range_readers.py  clients that read ranges
     damage.py     damaged disks and disks replaced by older copies: when they are allowed

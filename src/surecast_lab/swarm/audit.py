@@ -15,7 +15,7 @@ G4  for each position a reader gets either the event, or later a newer event of 
 G9  all readers reach the same end
 G10 no acknowledged event is lost or has two positions
 
-In memory are a few columns of the length of the publisher's log and of one reader's log.
+The judge holds only a few columns in memory: those of the publisher's log and of one reader's log.
 """
 
 from collections.abc import Callable, Iterable
@@ -51,7 +51,7 @@ def judge(
 
 
 class Judge:
-    """Call `check_reader` for every reader, then `close`."""
+    """Judges one run: call `check_reader` for every reader, then `close`."""
 
     def __init__(self, offered: OfferedEvents, end: int) -> None:
         self.offered = offered
@@ -101,12 +101,12 @@ class Judge:
         inside = (reader.seq >= 1) & (reader.seq < self.end)
         if not inside.all():
             self._examples(f"G1 {name}: no such positions", reader.seq[~inside])
-        events = self._genuine(reader)
+        events = self._match_events(reader)
         known = inside & (events != NOBODY)
-        self._agrees(reader, events, known)
-        self._voids(reader, events, known, inside)
+        self._check_positions(reader, events, known)
+        self._check_missing(reader, events, known, inside)
 
-    def _genuine(self, reader: ReadEvents) -> Int64s:
+    def _match_events(self, reader: ReadEvents) -> Int64s:
         """G1, G10: find the published event of each row; no event may occur twice."""
         events = self._find(reader.value)
         strange = events == NOBODY
@@ -129,9 +129,11 @@ class Judge:
         found: Int64s = np.where(self._sorted[at] == values, self._by_value[at], NOBODY)
         return found
 
-    def _agrees(self, reader: ReadEvents, events: Int64s, known: npt.NDArray[np.bool_]) -> None:
-        """G10: each position has the event that was acknowledged for it, and every reader gets the
-        same event."""
+    def _check_positions(
+        self, reader: ReadEvents, events: Int64s, known: npt.NDArray[np.bool_]
+    ) -> None:
+        """G10: each position must have the event that was acknowledged for it, and the same event
+        for every reader."""
         seq, got, time_us = reader.seq[known], events[known], reader.time_us[known]
         there = self._event_at[seq]
         others = (there != NOBODY) & (there != got)
@@ -143,20 +145,20 @@ class Judge:
         self._event_at[seq] = np.where(there == NOBODY, got, there)
         self._time_at[seq] = np.where(at == 0, time_us, at)
 
-    def _voids(
+    def _check_missing(
         self,
         reader: ReadEvents,
         events: Int64s,
         known: npt.NDArray[np.bool_],
         inside: npt.NDArray[np.bool_],
     ) -> None:
-        """G4, G5: for each position without an event, a later event of its key was delivered."""
+        """G4, G5: for each position without an event, a later event of its key must have come."""
         given = np.bincount(reader.seq[inside], minlength=self.end) > 0
         given[0] = True  # there is no position 0
         missing = np.flatnonzero(~given)
         self.tally.void += missing.size
         if reader.voids is not None:
-            self._are_those(reader, missing)
+            self._check_voids(reader, missing)
         newest = np.zeros(int(self._key_id.max(initial=-1)) + 1, np.int64)
         np.maximum.at(newest, self._key_id[events[known]], reader.seq[known])
         what = self._event_at[missing]
@@ -166,8 +168,8 @@ class Judge:
         self.tally.lost += unexplained.size
         self._examples(f"G4 {reader.reader}: neither delivered nor outdated", unexplained)
 
-    def _are_those(self, reader: ReadEvents, missing: Int64s) -> None:
-        """G2: the voids delivered are exactly the positions without an event."""
+    def _check_voids(self, reader: ReadEvents, missing: Int64s) -> None:
+        """G2: the void ranges must contain exactly the positions without an event."""
         assert reader.voids is not None
         lo, hi = reader.voids[:, 0], reader.voids[:, 1]
         sizes = hi - lo

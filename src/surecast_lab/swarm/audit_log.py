@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 Int64s = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]  # eight bytes each
+Words = npt.NDArray[np.uint64]  # keys or values of eight bytes each
 
 WIDTH = 8  # bytes of every key and value
 

@@ -173,7 +173,7 @@ class Cluster:
         self.world.add(service, lambda ctx: witness(chains, ctx.disk, counters))
         for name in nodes:
             self._add_replica(region, name, service)
-            self._is_without(name)
+            self._check_lacks(name)
 
     def _add_replica(self, region: str, name: str, service: str) -> None:
         counters = self.counters[name] = Counter()
@@ -197,11 +197,11 @@ class Cluster:
         self.without[replica] = frozenset(without)
         self.world.crash(replica, lose_unsynced=False)
         self.world.restart(replica)
-        self._is_without(replica)
+        self._check_lacks(replica)
 
-    def _is_without(self, replica: str) -> None:
+    def _check_lacks(self, replica: str) -> None:
         found = self.lacks(replica).intersection(self.world.nodes[replica].speaks)
-        assert not found, f"{replica} was to be built without {', '.join(sorted(found))}"
+        assert not found, f"{replica} must lack {', '.join(sorted(found))}"
 
     def _add_publisher(self, name: str, replicas: tuple[str, ...]) -> None:
         counters = self.counters[name] = Counter()
@@ -239,7 +239,7 @@ class Cluster:
 
         def factory(ctx: NodeContext) -> Machine:
             if ctx.incarnation > 1:
-                self.world.call(self.world.now_ns, partial(self._go_on, name))
+                self.world.call(self.world.now_ns, partial(self._resume, name))
             return _counting(registry.reader(delivery, ctx, place), counters)
 
         self.readers[name] = delivery
@@ -249,7 +249,7 @@ class Cluster:
         self.subscribers.append(name)
         self._follow_all(name, bool(servers))
 
-    def _go_on(self, name: str, world: World) -> None:
+    def _resume(self, name: str, world: World) -> None:
         for (reader, stream), reading in self.readings.items():
             if reader == name:
                 world.at(world.now_ns, name, Follow(stream, reading.position))
@@ -353,7 +353,7 @@ class Cluster:
         tags: list[bytes | None] | None = None,
         kind: int = DATA,
     ) -> None:
-        """Have a publisher offer these values at `at_ns`, or later, when the stream is open."""
+        """Have a publisher offer these values at `at_ns`, or later when the stream is open."""
 
         def do(world: World) -> None:
             stream_id = self.streams.get(stream)
@@ -423,7 +423,7 @@ class Cluster:
     def _on_deliver(self, _now_ns: int, name: str, stream: LogId, batches: tuple[Any, ...]) -> None:
         self.readings[name, stream].take(batches)
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ observing
 
     def members(self, region: str) -> tuple[Member, ...]:
         """The members of the chain by the configuration service; () while it is down."""

@@ -64,13 +64,13 @@ class CursorApp:
     async def _read(self, client: Client, name: str, stream: LogId) -> None:
         opened = await client.stream(name)
         me = f"{self.args['name']}.{name}"
-        page = _Page(self, stream)
+        recorder = _StreamDeliveries(self, stream)
         named = opened.subscribe("earliest", voids=True, name=me, ack="manual")
         async with named as subscription, asyncio.TaskGroup() as group:
-            group.create_task(page.write_periodically())
-            group.create_task(page.acknowledge(subscription))
+            group.create_task(recorder.write_periodically())
+            group.create_task(recorder.acknowledge(subscription))
             async for event in subscription:
-                page.take(event)
+                recorder.take(event)
 
     # ------------------------------------------------------------ commands
 
@@ -90,7 +90,7 @@ async def connected(url: str, mesh: bool = False) -> Client:
             await asyncio.sleep(RECONNECT_S)
 
 
-class _Page:
+class _StreamDeliveries:
     """The deliveries of one stream: events are collected, written to the log, and acknowledged."""
 
     def __init__(self, app: CursorApp, stream: LogId) -> None:

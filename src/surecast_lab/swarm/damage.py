@@ -43,7 +43,8 @@ def draw_damage(
         fault = draw(rng, replicas, [], ["damage", "damage", "roll back"])
         assert isinstance(fault, Damage | RollBack)
         region, copied = fault.name.split("/")[0], [fault.name]
-        if isinstance(fault, RollBack) and regions[region] == 1:  # the folder has the witness, too
+        if isinstance(fault, RollBack) and regions[region] == 1:
+            # The witness of this region has its state in the same folder.
             fault = RollBack(fault.name, f"{region}/config")
             copied.append(fault.beside)
         plan.faults.append(Timed(at_ns, for_ns, fault))
@@ -89,7 +90,7 @@ class Damages:
             return False
         chain = machine.layers["chain"]
         if chain.store_failures or self.cluster.world.disk(name).failing:
-            return False  # it may soon leave the chain; then only an operator could continue
+            return False  # it may soon leave the chain, which then needs an operator
         return bool(
             chain.is_member and chain.me.disk == disk_id and not chain.holes and chain.saved.clean
         )
@@ -121,7 +122,7 @@ class Damages:
         return msgspec.msgpack.decode(saved, type=tuple[int, dict[bytes, int]])[1].get(log, 1)
 
     def _is_elsewhere(self, region: str, name: str) -> bool:
-        """Whether one other region has all the streams that a lone replica owns, committed."""
+        """Whether all events of each stream that a lone replica owns are committed elsewhere."""
         world = self.cluster.world
         disk = world.disk(name)
         for stream, stream_id in self.cluster.streams.items():

@@ -27,6 +27,8 @@ HEALING = ("disk-distrusted", "disks-lost", "stream-damaged", "stream-recovering
 
 
 class DiskFaults:
+    """Damages and rolls back the disks of a cluster's replicas."""
+
     def __init__(self, cluster: ProcessCluster, rng: Random) -> None:
         self.cluster, self.rng = cluster, rng
 
@@ -37,43 +39,43 @@ class DiskFaults:
 
     def damage_replica(self, region: str, name: str) -> str:
         """Damage a file of a killed replica; returns a description of the damage."""
-        self._whole(region)
+        self._wait_until_whole(region)
         self.cluster.kill(name)
         done = damage_folder(self.folder(name), self.rng)
         self.cluster.restart(name)
-        self._rejoins(region, name, done)
+        self._wait_until_rejoined(region, name, done)
         return done
 
     def roll_back_replica(self, region: str, name: str, progress: int) -> str:
-        self._whole(region)
+        self._wait_until_whole(region)
         copy = self.cluster.folder / f"{name}.copy"
         self.cluster.kill(name)
         copy_folder(self.folder(name), copy)
         self.cluster.restart(name)
-        self._rejoins(region, name, "copied")
-        self._advances(progress)
+        self._wait_until_rejoined(region, name, "copied")
+        self._wait_for_progress(progress)
         self.cluster.kill(name)
         restore_folder(self.folder(name), copy)
         self.cluster.restart(name)
-        self._rejoins(region, name, "rolled back")
+        self._wait_until_rejoined(region, name, "rolled back")
         return "rolled back"
 
-    def _whole(self, region: str) -> None:
+    def _wait_until_whole(self, region: str) -> None:
         wanted = sorted(self.cluster.regions[region])
         self.cluster.wait(lambda: sorted(self.cluster.members(region)) == wanted)
 
-    def _rejoins(self, region: str, name: str, done: str) -> None:
+    def _wait_until_rejoined(self, region: str, name: str, done: str) -> None:
         """Wait until the replica is a member again and has all of every stream."""
 
         def back() -> bool:
             status = self.cluster.server(name)
-            self._look(name, status, done)
+            self._check_place(name, status, done)
             members = sorted(self.cluster.members(region)) == sorted(self.cluster.regions[region])
             return members and status.ready and not _healing(status)
 
         self._wait(back, name, done)
 
-    def _look(self, name: str, status: Status, done: str) -> None:
+    def _check_place(self, name: str, status: Status, done: str) -> None:
         chain = status.chain
         damaged = any(alarm.code == "stream-damaged" for alarm in status.alarms)
         if damaged and chain is not None and len(chain.members) > 1 and chain.place in SERVING:
@@ -87,7 +89,7 @@ class DiskFaults:
         if self._is_elsewhere(region, name):
             done = damage_folder(self.folder(name), self.rng)
             self.cluster.names_lost = True
-        self._resume(name, done)
+        self._restart_and_wait(name, done)
         return done
 
     def roll_back_lone(self, region: str, name: str, progress: int) -> str:
@@ -97,14 +99,14 @@ class DiskFaults:
         self.cluster.kill(name)
         copy_folder(folder, copy)
         self.cluster.restart(name)
-        self._advances(progress)
+        self._wait_for_progress(progress)
         self._quiesce(region, name)
         done = "no damage: other regions do not have all of its data"
         if self._is_elsewhere(region, name):
             restore_folder(folder, copy)
             done = "rolled back"
             self.cluster.names_lost = True
-        self._resume(name, done)
+        self._restart_and_wait(name, done)
         return done
 
     def _quiesce(self, region: str, name: str) -> None:
@@ -112,17 +114,19 @@ class DiskFaults:
         for publisher in self.cluster.publishers:
             self.cluster.stop(publisher)
         try:
-            self.cluster.wait(lambda: self._level(region, name))
+            self.cluster.wait(lambda: self._others_have_all(region, name))
         finally:
             self.cluster.kill(name)
             for publisher in self.cluster.publishers:
                 self.cluster.cont(publisher)
 
-    def _level(self, region: str, name: str) -> bool:
+    def _others_have_all(self, region: str, name: str) -> bool:
         ours = {s.name: s.committed for s in self.cluster.server(name).streams if s.owner == region}
-        return all(self._others(region, stream) >= end for stream, end in ours.items())
+        return all(
+            self._lowest_end_elsewhere(region, stream) >= end for stream, end in ours.items()
+        )
 
-    def _others(self, region: str, stream: str) -> int:
+    def _lowest_end_elsewhere(self, region: str, stream: str) -> int:
         """The lowest committed end of a stream in the other regions."""
         found = []
         for other, names in self.cluster.regions.items():
@@ -135,12 +139,12 @@ class DiskFaults:
         """Whether all other regions have all events of the streams that the killed replica owns."""
         ends = {one.log: one.end for one in info(self.folder(name)).streams}
         return all(
-            ends.get(stream_id, 1) <= self._others(region, stream)
+            ends.get(stream_id, 1) <= self._lowest_end_elsewhere(region, stream)
             for stream, stream_id in self.cluster.streams.items()
             if self.cluster.owner(stream) == region
         )
 
-    def _resume(self, name: str, done: str) -> None:
+    def _restart_and_wait(self, name: str, done: str) -> None:
         self.cluster.restart(name)
 
         def back() -> bool:
@@ -151,7 +155,7 @@ class DiskFaults:
 
     # ------------------------------------------------------------ waiting
 
-    def _advances(self, progress: int) -> None:
+    def _wait_for_progress(self, progress: int) -> None:
         """Wait until every stream has grown by `progress` positions."""
         goals = {s: self.cluster.least(s) + progress for s in self.cluster.streams}
         self.cluster.wait(lambda: all(self.cluster.least(s) >= goal for s, goal in goals.items()))

@@ -34,14 +34,14 @@ def damage_folder(folder: Path, rng: Random, kind: str = "") -> str:
     at = rng.randrange(size)
     if kind == "truncate":
         os.truncate(path, at)
-        return f"{path.name} cut at {at} of {size}"
+        return f"{path.name} truncated from {size} to {at} bytes"
     bit = rng.randrange(8)
     with path.open("r+b") as file:
         file.seek(at)
         (byte,) = file.read(1)
         file.seek(at)
         file.write(bytes([byte ^ 1 << bit]))
-    return f"{path.name} bit {bit} of byte {at} of {size} flipped"
+    return f"{path.name}: bit {bit} of byte {at} of {size} flipped"
 
 
 def copy_folder(folder: Path, to: Path) -> None:

@@ -1,4 +1,4 @@
-"""Programs of a test at full load (`stall.py`): a publisher as fast as it can be, and readers.
+"""Programs of a test at full load (`stall.py`): a publisher that runs at full speed, and readers.
 
 Each program runs in its own process and uses only the public API. The stream has one publisher. It
 writes into each event the position that the event will get, and position `n` has the key
@@ -71,7 +71,9 @@ class Pump(User):
             first = self.published + 1
             seqs = await stream.publish_many(_table(first, ROWS))
             if (seqs.first, seqs.last, len(seqs)) != (first, first + ROWS - 1, ROWS):
-                self.faults.append(f"{ROWS} events from {first} on stand at {seqs!r}")
+                self.faults.append(
+                    f"{ROWS} events from position {first} on were acknowledged at {seqs!r}"
+                )
             self.published += ROWS
 
     def quiet(self) -> None:

@@ -79,10 +79,10 @@ class MeshClients:
         world = cluster.world
         world.network.high_water_bytes = plan.high_water_bytes
         for visit in plan.visits:
-            self._expect(visit)
+            self._schedule_visit(visit)
         for change in plan.changes:
             world.call(change.at_ns, partial(self._change, change))
-        world.call(LOOK_NS, self._look)
+        world.call(LOOK_NS, self._check_all)
 
     def is_there(self, name: str) -> bool:
         return name in self.cluster.subscribers
@@ -91,14 +91,14 @@ class MeshClients:
         """Whether `name` is a client of the plan that has not joined yet, or has left."""
         return name in self.names and not self.is_there(name)
 
-    # ------------------------------------------------------------ coming and going
+    # ------------------------------------------------------------ joining and leaving
 
-    def _expect(self, visit: Visit) -> None:
+    def _schedule_visit(self, visit: Visit) -> None:
         cluster = self.cluster
 
-        def come(world: World) -> None:
+        def join(world: World) -> None:
             if any(stream not in cluster.streams for stream in visit.follows):
-                world.call(world.now_ns + 50 * MS, come)
+                world.call(world.now_ns + 50 * MS, join)
                 return
             starts = {stream: self._start(stream, s) for stream, s in visit.follows.items()}
             cluster.add_client(visit.name, starts)
@@ -111,15 +111,15 @@ class MeshClients:
             if visit.polite and not world.nodes[visit.name].paused:
                 for stream in list(cluster.clients[visit.name]):
                     cluster.unfollow(visit.name, stream)
-                world.call(world.now_ns + PACK_NS, go)
+                world.call(world.now_ns + PACK_NS, stop)
             else:
-                go(world)
+                stop(world)
 
-        def go(_world: World) -> None:
+        def stop(_world: World) -> None:
             cluster.remove_client(visit.name)
             self.counts["left"] += 1
 
-        cluster.world.call(visit.comes_ns, come)
+        cluster.world.call(visit.comes_ns, join)
 
     def _start(self, stream: str, skips: float) -> int:
         """The position where a client starts; 0 is the latest."""
@@ -140,7 +140,7 @@ class MeshClients:
             return
         self.counts["changed"] += 1
 
-    # ------------------------------------------------------------ quiet
+    # ------------------------------------------------------------ requests without publishes
 
     def requests(self) -> int:
         """The number of requests handled by peers and servers so far."""
@@ -158,12 +158,12 @@ class MeshClients:
         feeds = sum(len(self.cluster.clients[n]) for n in self.names if self.is_there(n))
         allowed = max(1, feeds) * REQUESTS_MAX * for_ns // SECOND
         if requests > allowed:
-            what = f"R12 {requests} requests in {for_ns / SECOND:.0f} s without news"
+            what = f"R12 {requests} requests in {for_ns / SECOND:.0f} s without publishes"
             self.violations["all", "R12"] = f"{what}, at most {allowed} expected"
 
     # ------------------------------------------------------------ internal state
 
-    def _look(self, world: World) -> None:
+    def _check_all(self, world: World) -> None:
         for name in self.cluster.clients:
             client = world.machine(name)
             for feed in client.feeds.values() if client else ():
@@ -173,7 +173,7 @@ class MeshClients:
             server = world.machine(name)
             for mesh in server.layers["sprinkler.mesh"].meshes.values() if server else ():
                 self._note(name, _wrong_view(mesh.view, self.bounds.mesh.view_max))
-        world.call(world.now_ns + LOOK_NS, self._look)
+        world.call(world.now_ns + LOOK_NS, self._check_all)
 
     def _note(self, name: str, findings: list[str]) -> None:
         for finding in findings:
@@ -206,9 +206,13 @@ def _wrong(feed: Feed, bounds: ClientConfig) -> list[str]:
     if len(feed.asks) > bounds.asks_max + 2:  # a split one, and the rest of the stream
         found.append(f"G11 {len(feed.asks)} requests under way, at most {bounds.asks_max} allowed")
     if feed.next < feed.position:
-        found.append(f"G11 asks next for {feed.next}, though {feed.position} is next to deliver")
+        found.append(
+            f"G11 requests {feed.next} next, though all before {feed.position} is delivered"
+        )
     if feed.early and feed.early[0].lo <= feed.position:
-        found.append(f"G2 holds back {feed.early[0].lo} at {feed.position}")
+        found.append(
+            f"G2 keeps {feed.early[0].lo} as early, though {feed.position} is next to deliver"
+        )
     if any(a.hi > b.lo for a, b in pairwise(feed.early)):
-        found.append("G2 what is early overlaps")
+        found.append("G2 batches that arrived early overlap")
     return found

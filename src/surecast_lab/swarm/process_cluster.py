@@ -48,8 +48,8 @@ from surecast_lab.testing.workers import Workers
 
 __all__ = ["ProcessCluster"]
 
-# Publishers wait practically for ever for the region that owns a stream, because every cut link is
-# repaired later.
+# How long publishers wait for the region that owns a stream: longer than any fault lasts, because
+# every cut link is repaired.
 PATIENCE = {"owner_ns": 3600 * SECOND}
 EXPIRE_NS = 1 * SECOND  # how often heads look for expired events, unless set otherwise
 
@@ -86,7 +86,7 @@ class ProcessCluster:
             r: tuple(f"{r}-{n}" for n in range(1, count + 1)) for r, count in regions.items()
         }
         self.workers = Workers(folder)
-        self.specs: dict[str, ProcessSpec] = {}  # process → with what it was last started
+        self.specs: dict[str, ProcessSpec] = {}  # process → the spec of its last start
         self.clients: list[str] = []  # mesh clients
         self.thin: list[str] = []
         # Whether a region's only replica has lost its newest state, with the numbers of the batches
@@ -234,7 +234,9 @@ class ProcessCluster:
             if condition():
                 return
             if time.monotonic() > limit:
-                raise SurecastError(f"waited {within_s} s in vain; {self.describe()}")
+                raise SurecastError(
+                    f"the cluster did not get there within {within_s} s; {self.describe()}"
+                )
             time.sleep(0.05)
 
     def open(self, stream: str, region: str, policy: Policy) -> None:
@@ -285,7 +287,7 @@ class ProcessCluster:
         """Send SIGKILL. Publishers must not be killed, because the judge needs their record of what
         they published, which is only in their memory."""
         if name.endswith("/pub"):
-            raise UsageError(f"{name} cannot be killed: only it has the record of its offers")
+            raise UsageError(f"{name} must not be killed: only it has the record of its offers")
         self.workers[name].kill()
 
     def crash_again(self, name: str, after_s: float) -> None:
@@ -343,7 +345,7 @@ class ProcessCluster:
     def cont(self, name: str) -> None:
         self.workers[name].cont()
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ observing
 
     def lacks_protocols(self, name: str) -> bool:
         """Whether the process has not been upgraded yet."""
@@ -416,8 +418,8 @@ class ProcessCluster:
         return True
 
     def rest(self, readers: list[str] | None = None) -> None:
-        """Wait until the cluster is settled and stays settled: the head of a keep_for stream may
-        still append events that mark expiry."""
+        """Wait until the cluster is settled and stays settled. It may become unsettled because the
+        head of a keep_for stream appends events that mark expiry."""
         ages_ns = [p.ns for p in self.policies.values() if isinstance(p, KeepFor)]
         expire_ns = self.settings.get("streams", {}).get("expire_ns", EXPIRE_NS)
         quiet_s = (max(ages_ns) + 3 * expire_ns) / SECOND if ages_ns else 0.0

@@ -167,12 +167,12 @@ class FaultInjector:
         return ProcessFault("stop-replica", name, end)
 
     def _damage_replica(self) -> ProcessFault | None:
-        return self._hit_disk("damage-replica")
+        return self._damage_one_of_several("damage-replica")
 
     def _roll_back_replica(self) -> ProcessFault | None:
-        return self._hit_disk("roll-back-replica")
+        return self._damage_one_of_several("roll-back-replica")
 
-    def _hit_disk(self, kind: str) -> ProcessFault | None:
+    def _damage_one_of_several(self, kind: str) -> ProcessFault | None:
         """Damage or roll back one of several replicas, all of which must be up. The fault is over
         when this returns."""
         liveness, regions = self.liveness, self.cluster.regions
@@ -195,14 +195,14 @@ class FaultInjector:
         return ProcessFault(kind, f"{name}: {done}", lambda: None)
 
     def _damage_lone(self) -> ProcessFault | None:
-        return self._hit_lone("damage-lone")
+        return self._damage_the_only_one("damage-lone")
 
     def _roll_back_lone(self) -> ProcessFault | None:
-        return self._hit_lone("roll-back-lone")
+        return self._damage_the_only_one("roll-back-lone")
 
-    def _hit_lone(self, kind: str) -> ProcessFault | None:
-        """The same for the only replica of a region. It recovers the data from all other regions,
-        so there must be no other fault."""
+    def _damage_the_only_one(self, kind: str) -> ProcessFault | None:
+        """Damage or roll back the only replica of a region. It recovers the data from all other
+        regions, so there must be no other fault."""
         region = self._pick([r for r, names in self.cluster.regions.items() if len(names) == 1])
         if not region or not self._is_calm():
             return None
@@ -214,7 +214,7 @@ class FaultInjector:
         return ProcessFault(kind, f"{name}: {done}", lambda: None)
 
     def _is_calm(self) -> bool:
-        """Whether no current fault keeps events from any node."""
+        """Whether no server, link or reader has a fault now."""
         liveness = self.liveness
         wrong = liveness.down or liveness.without_witness or liveness.cut or liveness.publisher_cut
         return not (wrong or self.slow or self.readers_down)

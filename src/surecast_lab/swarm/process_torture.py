@@ -1,10 +1,10 @@
 """A fault test with real processes, in rounds: a cluster, faults drawn from a seed, and a verdict.
 
-The cluster has three regions, of three, two and one replicas; streams with every kind of retention,
-in segments so small that they are moved and compacted many times; publishers in the owner's region
-and in another one; mesh clients, thin subscribers and programs with named subscriptions. Replicas,
-whole regions, witnesses, readers and links fail and recover (`process_faults.py`), up to three at a
-time. The next fault begins, or one ends, when all readers that must make progress
+The cluster has three regions, of three, two and one replicas; streams with every kind of retention;
+publishers in the owner's region and in another one; mesh clients, thin subscribers and programs
+with named subscriptions. Journals and segments are so small that they are moved and compacted many
+times. Replicas, whole regions, witnesses, readers and links fail and recover (`process_faults.py`),
+up to three at a time. The next fault begins, or one ends, when all readers that must make progress
 (`liveness_model.py`) have received a certain number of events. Because the round waits for events
 and not for fixed times, a slow machine runs the same round as a fast one. It is a violation if a
 round gets stuck, or if a process ends without being killed.
@@ -145,6 +145,8 @@ def _publish(cluster: ProcessCluster, rng: Random) -> None:
 
 
 class _FaultSequence:
+    """Injects the faults of one round."""
+
     def __init__(
         self, cluster: ProcessCluster, rng: Random, result: RoundResult, say: Callable[[str], None]
     ) -> None:
@@ -246,10 +248,10 @@ def _reread(cluster: ProcessCluster) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Rounds with real processes, killed and cut off.")
+    parser = argparse.ArgumentParser(description="Run rounds of a fault test with real processes.")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1, help="of the first round")
-    parser.add_argument("--keep", type=Path, help="leave logs, data and recordings here")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first round")
+    parser.add_argument("--keep", type=Path, help="keep logs, data and recordings in this folder")
     options = parser.parse_args()
     results = []
     for seed in range(options.seed, options.seed + options.rounds):
@@ -259,7 +261,7 @@ def main() -> None:
         results.append(result)
         _show(result)
         if result.violations and not options.keep:
-            print(f"  again, with logs and recordings: --rounds 1 --seed {seed} --keep FOLDER")
+            print(f"  repeat it, with logs and recordings: --rounds 1 --seed {seed} --keep FOLDER")
     _sum_up(results)
     sys.exit(1 if any(result.violations for result in results) else 0)
 

@@ -240,7 +240,7 @@ class QueryClients:
         self.ranges = RangeReaders(cluster, plan.ranges)
         world = cluster.world
         for hold in plan.holds:
-            world.call(hold.comes_ns, partial(self._come, hold))
+            world.call(hold.comes_ns, partial(self._start_holder, hold))
         for node in dict.fromkeys(change.node for change in plan.changes):
             world.call(0, partial(self._add_operator, node))
         for change in plan.changes:
@@ -272,7 +272,7 @@ class QueryClients:
 
     # ------------------------------------------------------------ named subscriptions
 
-    def _come(self, hold: Hold, world: World) -> None:
+    def _start_holder(self, hold: Hold, world: World) -> None:
         holder = Holder(hold, self.rng.randbytes(16), world.now_ns)
         self.holders.append(holder)
         world.on_emit(hold.node, partial(self._on_answer_to_holder, holder))
@@ -295,24 +295,26 @@ class QueryClients:
         if isinstance(answer, Attached):
             if answer.why:
                 holder.fenced = True
-                if answer.why not in ("fenced", *self._whys(holder.hold.name)):
+                if answer.why not in ("fenced", *self._fence_reasons(holder.hold.name)):
                     self.violations.append(f"{holder.hold.node} cannot attach: {answer.why}")
             elif holder.answered_ns == NEVER:
                 holder.answered_ns, holder.start = now_ns, answer.positions
                 for stream in self.cluster.streams.values():
                     self._follow(holder, stream)
             else:
-                self._no_less(holder, answer.positions)
+                self._check_repeated_answer(holder, answer.positions)
         else:
             asked = holder.advances[event.token]
             asked.answered_ns, asked.why = now_ns, answer.why
 
-    def _no_less(self, holder: Holder, positions: dict[LogId, int]) -> None:
+    def _check_repeated_answer(self, holder: Holder, positions: dict[LogId, int]) -> None:
         """Check that a repeated answer to Attach, perhaps from another head, has no lower
         positions."""
         for stream, seq in holder.start.items():
             if positions.get(stream, 1) < seq and stream not in self.ended_ns:
-                self.violations.append(f"{holder.hold.node} was sent back from {seq}")
+                self.violations.append(
+                    f"{holder.hold.node} got a lower position than {seq}, which it had before"
+                )
 
     def _follow(self, holder: Holder, stream: LogId) -> None:
         start = holder.start.get(stream, 1)
@@ -357,7 +359,7 @@ class QueryClients:
         self._add(node)
         world.on_emit(node, self._on_changed)
 
-    def _whys(self, name: str) -> Iterator[str]:
+    def _fence_reasons(self, name: str) -> Iterator[str]:
         """The reasons that fenced holders of a name may get after a change by an operator."""
         for changed in self.changed.values():
             if changed.name == name and changed.may_count:
@@ -392,7 +394,7 @@ class QueryClients:
         if changed.why not in ("", "in-use", "unknown-subscription"):
             self.violations.append(f"{node}: a change was refused: {changed.why}")
         elif changed.why == "in-use" and not self._may_be_attached(changed):
-            self.violations.append(f"{node}: in use, but no client is attached")
+            self.violations.append(f"{node}: refused as in use, but no client is attached")
 
     def _may_be_attached(self, changed: Changed) -> bool:
         return any(
@@ -417,9 +419,9 @@ class QueryClients:
         stream_id = self.cluster.streams.get(stream)
         if stream_id is None or node not in self.cluster.callers:
             return
-        self._ask_where(node, stream_id, world.wall_ns(node) - ago_ns)
+        self._ask_position(node, stream_id, world.wall_ns(node) - ago_ns)
 
-    def _ask_where(self, node: str, stream: LogId, time_ns: int) -> None:
+    def _ask_position(self, node: str, stream: LogId, time_ns: int) -> None:
         token = self._token()
         self.sought[node, token] = stream, time_ns
         self._ask(node, Inquire(WhereIs(stream, time_ns), token))
@@ -441,7 +443,7 @@ class QueryClients:
         cluster, world = self.cluster, self.cluster.world
         last = []
         for name, region in {h.name: h.node.split("/")[0] for h in self.plan.holds}.items():
-            self._come(Hold(f"{region}/last.{name}", name, world.now_ns, 0, False), world)
+            self._start_holder(Hold(f"{region}/last.{name}", name, world.now_ns, 0, False), world)
             last.append(self.holders[-1])
         ends = {s: cluster.position(cluster.subscribers[0], n) for n, s in cluster.streams.items()}
 
@@ -457,7 +459,7 @@ class QueryClients:
         else:
             self.violations += self._starts()
         self.violations += [*self._fences(), *self._gaps(ends)]
-        self.violations += [*self._unheard(), *self._misplaced()]
+        self.violations += [*self._wrong_notifications(), *self._wrong_positions()]
         self.ranges.finish(ends)
         self.violations += self.ranges.violations
         for node, token in self.heard:
@@ -496,7 +498,7 @@ class QueryClients:
         count = len(self.found)
         for stream, time_ns in sorted(asked):
             for node in watchers:
-                self._ask_where(node, stream, time_ns)
+                self._ask_position(node, stream, time_ns)
         want = count + len(asked) * len(watchers)
         limit_ns = cluster.world.now_ns + FINISH_NS
         if not cluster.world.run(limit_ns, until=lambda _: len(self.found) >= want):
@@ -507,7 +509,9 @@ class QueryClients:
         for (stream, time_ns), found in places.items():
             if len(found) > 1:
                 name = cluster.names[stream]
-                self.violations.append(f"{name}: {time_ns} begins at {found}")
+                self.violations.append(
+                    f"{name}: regions name different positions for the time {time_ns}: {found}"
+                )
 
     def _expires(self, stream: LogId) -> bool:
         return isinstance(self.cluster.records[self.cluster.names[stream]].policy, KeepFor)
@@ -559,11 +563,15 @@ class QueryClients:
                         for stream, seq in asked.positions.items():
                             allowed[stream] = max(allowed.get(stream, 1), seq)
                     elif asked.answered_ns < NEVER and not asked.why:
-                        found.append(f"{h.hold.name}: {h.hold.node} was replaced, and moved it")
+                        found.append(
+                            f"{h.hold.name}: {h.hold.node} moved the cursor after it was fenced"
+                        )
             for h in holders if not self.plan.changes else ():
                 for stream, seq in h.start.items():
                     if seq > allowed.get(stream, 1):
-                        found.append(f"{h.hold.name}: {h.hold.node} got {seq}, nobody was there")
+                        found.append(
+                            f"{h.hold.name}: {h.hold.node} got {seq}, which no holder reported"
+                        )
         return found[:5]
 
     def _changes_of(self, name: str) -> list[Changed]:
@@ -653,16 +661,16 @@ class QueryClients:
             if not self.covered.get((name, stream), nothing).contains_range(1, end)
         ]
 
-    def _unheard(self) -> list[str]:
+    def _wrong_notifications(self) -> list[str]:
         found = []
         for (node, token), names in self.heard.items():
             pattern = self.patterns[node, token]
             wanted = [name for name in self.cluster.streams if _matches(pattern, name)]
             if sorted(names) != sorted(wanted):
-                found.append(f"{node} watches {pattern}: heard {sorted(names)}, not {wanted}")
+                found.append(f"{node} watches {pattern}: got {sorted(names)}, not {wanted}")
         return found
 
-    def _misplaced(self) -> list[str]:
+    def _wrong_positions(self) -> list[str]:
         """For each answer to a time query: no live event before the position may have this time or
         a later one."""
         found = []
@@ -671,7 +679,9 @@ class QueryClients:
             for reading in record.audits:
                 for event in reading.events:
                     if event.seq < seq and event.time_ns >= time_ns:
-                        found.append(f"{node} was told {seq} for {time_ns}, {event.seq} is later")
+                        found.append(
+                            f"{node} got {seq} for {time_ns}, but {event.seq} is not earlier"
+                        )
         return found[:5]
 
 

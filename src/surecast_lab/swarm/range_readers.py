@@ -111,15 +111,15 @@ class RangeReaders:
         self._ask(one.node, stream, lo, lo + 1 + int(one.length * (end - lo)))
         if one.holds_ns:
             held_ns = world.now_ns + one.holds_ns // 10
-            self._say(held_ns, one.node, Hold())
-            self._say(held_ns + one.holds_ns, one.node, Go())
+            self._schedule(held_ns, one.node, Hold())
+            self._schedule(held_ns + one.holds_ns, one.node, Go())
 
     def _ask(self, node: str, stream: LogId, lo: int, hi: int) -> None:
         asked = Asked(stream, lo, hi, Reading(f"{node} [{lo}, {hi})", lo))
         self.asked[node].append(asked)
-        self._say(self.cluster.world.now_ns, node, ReadRange(stream, lo, hi))
+        self._schedule(self.cluster.world.now_ns, node, ReadRange(stream, lo, hi))
 
-    def _say(self, at_ns: int, node: str, command: Input) -> None:
+    def _schedule(self, at_ns: int, node: str, command: Input) -> None:
         self.cluster.world.at(at_ns, node, command)
 
     def _on_deliver(self, _now_ns: int, node: str, stream: LogId, batches: tuple[Any, ...]) -> None:
@@ -130,7 +130,7 @@ class RangeReaders:
             return
         asked.reading.take(batches)
         if batches[0].lo < asked.lo or batches[-1].hi > asked.hi:
-            self.violations.append(f"{name}: {asked.reading.reader} got {got}")
+            self.violations.append(f"{name}: {asked.reading.reader} got {got}, outside its range")
 
     def _on_emit(self, _now_ns: int, _node: str, event: Any) -> None:
         if isinstance(event, Ended):
@@ -140,13 +140,15 @@ class RangeReaders:
         self.shorts += 1
 
     def _check_end(self, event: Ended) -> None:
-        """Check that a stream that is reported as ended was deleted, and that no event was
-        acknowledged after its end."""
+        """Check that no event was acknowledged at or after the end at which a stream is reported to
+        have ended."""
         name = self.cluster.names[event.stream]
         last = max(self.cluster.records[name].acked.values(), default=0)
         self.ends += 1
         if last >= event.end:
-            self.violations.append(f"{name}: has {last}, but is said to have ended at {event.end}")
+            self.violations.append(
+                f"{name}: {last} was acknowledged, but it is reported to end at {event.end}"
+            )
 
     # ------------------------------------------------------------ the end
 

@@ -201,10 +201,10 @@ class Watch:
         self.seen: Counter[str] = Counter()
         self.batch = -1  # the last batch with a record in the staging stream
         self._stopped = False
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._count_records, daemon=True)
         self._thread.start()
 
-    def _look(self) -> None:
+    def _count_records(self) -> None:
         sub = self._client.subscribe(self.staging, start="earliest")
         try:
             for event in sub:
@@ -382,7 +382,7 @@ def _strike(
     while driver.process.poll() is None and not moment.is_reached(watch):
         if time.monotonic() > driver.ends_s:
             driver.kill("kill")
-            result.violations.append(f"a driver was stuck before {moment}")
+            result.violations.append(f"a driver did not reach {moment}")
             return
         time.sleep(WATCH_S)
     time.sleep(moment.pause_s)
@@ -390,7 +390,7 @@ def _strike(
     if code is not None:
         result.steps.append(f"ended ({code}) before {moment}")
         if code:
-            result.violations.append(f"a driver failed by itself ({code})")
+            result.violations.append(f"a driver failed before it was killed ({code})")
         return
     way = rng.choice(WAYS)
     if way == "stop":
@@ -423,7 +423,9 @@ def _finish(
         zombie.signal(signal.SIGCONT)
     code = driver.wait()
     if zombies and is_excused(code, last_log.read_text(errors="replace")):
-        result.steps.append(f"the last driver lost to a zombie ({code})")
+        result.steps.append(
+            f"the last driver failed, because a zombie used its checkpoint ({code})"
+        )
         for zombie in zombies:
             zombie.kill("kill")
         code = Driver(job, last_log).wait()
@@ -481,8 +483,10 @@ def judge(
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=None, help="of the first round")
-    parser.add_argument("--strikes", type=int, default=2, help="drivers killed in each round")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the first round")
+    parser.add_argument(
+        "--strikes", type=int, default=2, help="drivers killed or suspended in each round"
+    )
     parser.add_argument("--drive", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.drive:
@@ -511,9 +515,12 @@ def main() -> int:
     }
     bad = [result.seed for result in results if result.violations]
     counts = ", ".join(f"{count} {name}" for name, count in total.items())
-    print(f"{len(results)} rounds: {counts}. " + (f"VIOLATED: {bad}" if bad else "Every row once."))
+    print(
+        f"{len(results)} rounds: {counts}. "
+        + (f"VIOLATED: {bad}" if bad else "Every row arrived once.")
+    )
     if not total["kills"]:
-        print("No driver was killed in time: these rounds show nothing.")
+        print("No driver was killed before it finished, so these rounds prove nothing.")
     return 1 if bad or not total["kills"] else 0
 
 

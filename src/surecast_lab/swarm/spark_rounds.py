@@ -8,9 +8,9 @@ with void ranges, and writes Parquet files. The steps of a round:
     failover   both servers of west are killed (SIGKILL); the query is restarted with east's url
     head       the head of east is killed and started again two seconds later
     home       west is started again; the query is restarted with west's url
-    owner      the link between the regions is cut; the query continues in east, also with a third
-               stream that is unknown in west; then east is killed, and the query is restarted with
-               west's url: it waits until east is up again
+    owner      the link between the regions is cut; the query continues in east and also reads a
+               third stream, which is unknown in west; then east is killed, and the query is
+               restarted with west's url: it waits until east is up again
     end        publishing ends; the rest is read with availableNow, from east
 
 Then Spark checks all output files together: they must contain every position of all streams
@@ -132,6 +132,8 @@ class Load:
 
 
 class _Round:
+    """The cluster, the query and the steps of one round."""
+
     def __init__(
         self,
         spark: SparkSession,
@@ -193,9 +195,9 @@ class _Round:
         data is a violation."""
         self.result.failures.append(text.strip().splitlines()[0][:200])
         for loss in re.findall(r"data was lost: [^\n]+", text)[:1]:
-            self.result.violations.append(f"nothing was lost, but: {loss[:200]}")
+            self.result.violations.append(f"no data was lost, but the query reports: {loss[:200]}")
 
-    def rows_read(self) -> int:
+    def last_batch(self) -> int:
         assert self.query is not None
         progress = self.query.lastProgress
         return 0 if progress is None else int(progress["batchId"])
@@ -218,10 +220,10 @@ class _Round:
                 raise SurecastError(f"stuck: {what}")
             time.sleep(0.2)
 
-    def moves_on(self, region: str, batches: int = 2) -> None:
-        at = self.rows_read()
+    def wait_for_batches(self, region: str, batches: int = 2) -> None:
+        at = self.last_batch()
         self.until(
-            f"no new micro-batch from {region}", lambda: self.rows_read() >= at + batches, region
+            f"no new micro-batch from {region}", lambda: self.last_batch() >= at + batches, region
         )
 
     # ------------------------------------------------------------ the steps
@@ -285,7 +287,7 @@ class _Round:
     def rest(self, region: str, seconds: float) -> None:
         """Wait for `seconds`, and until the query has made progress."""
         deadline = time.monotonic() + seconds
-        self.moves_on(region)
+        self.wait_for_batches(region)
         self.until("time", lambda: time.monotonic() >= deadline, region)
 
     # ------------------------------------------------------------ the verdict
@@ -302,7 +304,9 @@ class _Round:
         kept = events.where(f.col("stream") == ALL)
         found = kept.select(f.count("*"), f.sum(f.crc32("value"))).first()
         if found is None or (found[0], found[1]) != (load.published[ALL], load.checksum):
-            result.violations.append(f"{ALL}: {found} where {load.published[ALL]} were published")
+            result.violations.append(
+                f"{ALL}: {found} are in the output, {load.published[ALL]} were published"
+            )
         void = rows.where("kind = 'void'").agg(f.sum("range")).first()
         result.void = int(void[0] or 0) if void else 0
         rows.unpersist()
@@ -324,7 +328,7 @@ class _Round:
         self.result.rows[stream] = int(last[1])
         if last[0] != self.result.published[stream]:
             self.result.violations.append(
-                f"{stream} ends at {last[0]}, published were {self.result.published[stream]}"
+                f"{stream} ends at {last[0]}, not at {self.result.published[stream]}"
             )
 
 
@@ -358,7 +362,7 @@ def run_round(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A streaming query through a region's failure.")
+    parser = argparse.ArgumentParser(description="Run a streaming query while its regions fail.")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

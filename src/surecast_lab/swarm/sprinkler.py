@@ -231,7 +231,7 @@ class Sprinkler(ClusterScenario[Plan]):
     # ------------------------------------------------------------ faults
 
     def allows(self, fault: Fault) -> bool:
-        """No faults of clients that are not there, nor of disks with the only copy of some data."""
+        """False for clients that are not running, and for disks with the only copy of some data."""
         names = [getattr(fault, field, "") for field in ("name", "a", "b")]
         if self.mesh_clients and any(map(self.mesh_clients.is_away, names)):
             return False

@@ -166,8 +166,8 @@ class SprinklerDeletion(Sprinkler):
             self.callers.ended_ns[stream] = world.now_ns
 
     def _renew(self, renewal: Renewal, world: World) -> None:
-        """Open the name again and again until it has a new stream. At first the former stream may
-        not be deleted yet."""
+        """Open the name repeatedly until it has a new stream: at first the former stream may not be
+        deleted yet."""
         cluster = self.cluster
         if renewal.record in cluster.streams:
             return
@@ -188,7 +188,7 @@ class SprinklerDeletion(Sprinkler):
         return message not in ONLY_HERE and super().is_expected(role, message)
 
     def allows(self, fault: Fault) -> bool:
-        """No fault that may lose the only copy of a directory entry that was just written."""
+        """False for faults that may lose the only copy of a newly written directory entry."""
         if isinstance(fault, Damage | RollBack):
             region, cluster = fault.name.split("/")[0], self.cluster
             for renewal in self.renewals.values():
@@ -213,8 +213,10 @@ class SprinklerDeletion(Sprinkler):
         for name in self.renewals:
             acked = cluster.records[name].acked
             if acked and min(acked.values()) != 1:
-                tally.violations.append(f"{name}: D4 begins at {min(acked.values())}")
-        tally.violations += [*self._identities(), *self._places_left()]
+                tally.violations.append(
+                    f"{name}: D4 its first position is {min(acked.values())}, not 1"
+                )
+        tally.violations += [*self._identities(), *self._leftover_positions()]
         return tally
 
     def _nodes(self) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -234,7 +236,7 @@ class SprinklerDeletion(Sprinkler):
             return [f"{name}: the deletion was not acknowledged"]
         behind = [seq for seq in acked.values() if seq > acked[END]]
         if behind:
-            found.append(f"{name}: D1 positions {behind[:5]} stand behind the End event")
+            found.append(f"{name}: D1 positions {behind[:5]} follow the End event")
         for node, layers in self._nodes():
             service = layers.get("streams")
             if service is None or not service.is_deleted(self.cluster.streams[name]):
@@ -269,7 +271,7 @@ class SprinklerDeletion(Sprinkler):
                 found.append(f"{name}: D4 not all replicas have the newest stream: {named}")
         return found
 
-    def _places_left(self) -> list[str]:
+    def _leftover_positions(self) -> list[str]:
         found, deleted = [], {self.cluster.streams.get(name): name for name in self.deleted}
         for node, layers in self._nodes():
             for name, cursor in layers["cursors"].table.items() if layers else ():

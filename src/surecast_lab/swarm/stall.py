@@ -95,6 +95,8 @@ def run_stall(
 
 
 class _Stall:
+    """One run of a case."""
+
     def __init__(
         self, cluster: ProcessCluster, case: Case, result: StallResult, say: Callable[[str], None]
     ) -> None:
@@ -110,9 +112,9 @@ class _Stall:
 
     def run(self, events: int, seconds: float) -> None:
         cluster, result = self.cluster, self.result
-        cluster.wait(lambda: self._least(self.readers) > WARM)
+        cluster.wait(lambda: self._lowest_position(self.readers) > WARM)
         result.rate_before = self._rate(MEASURED, seconds / 3)
-        result.memory_before = self._look()
+        result.memory_before = self._record_servers()
         self.say(f"{result.rate_before:,.0f} positions a second; {self.victim} stalls")
         self._begin()
         began, published = time.monotonic(), self._published()
@@ -121,8 +123,10 @@ class _Stall:
         result.missed = self._published() - published
         self.say(f"{result.rate_during:,.0f} positions a second; the stall ends")
         self._end()
-        at = self._least(self.others)
-        cluster.wait(lambda: self._look() > 0 and self._least([self.victim]) > at, 300.0)
+        at = self._lowest_position(self.others)
+        cluster.wait(
+            lambda: self._record_servers() > 0 and self._lowest_position([self.victim]) > at, 300.0
+        )
         self.say("it has reached the others' position at the end of the stall; publishing ends")
         self._finish()
         self._judge()
@@ -143,19 +147,19 @@ class _Stall:
 
     def _rate(self, events: int, seconds: float) -> float:
         """The rate of the slowest other subscriber, over at least `events` and `seconds`."""
-        first, began = self._least(self.others), time.monotonic()
+        first, began = self._lowest_position(self.others), time.monotonic()
 
         def is_over() -> bool:
-            self._look()
-            enough = self._least(self.others) >= first + events
+            self._record_servers()
+            enough = self._lowest_position(self.others) >= first + events
             return enough and time.monotonic() - began >= seconds
 
         self.cluster.wait(is_over, 300.0)
-        return (self._least(self.others) - first) / (time.monotonic() - began)
+        return (self._lowest_position(self.others) - first) / (time.monotonic() - began)
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ observing
 
-    def _least(self, readers: list[str]) -> int:
+    def _lowest_position(self, readers: list[str]) -> int:
         ask = [self.cluster.workers[name].ask("status") for name in readers]
         return min(int(status["position"]) for status in ask)
 
@@ -163,7 +167,7 @@ class _Stall:
         published: int = self.cluster.workers[self.pump].ask("status")["published"]
         return published
 
-    def _look(self) -> int:
+    def _record_servers(self) -> int:
         """Record the servers' memory and queues; returns the memory of the largest server."""
         names = self.cluster.regions["east"]
         now = max(self.cluster.workers[name].memory_bytes() for name in names)
@@ -179,7 +183,9 @@ class _Stall:
         pump.ask("quiet")
         self.cluster.wait(lambda: bool(pump.ask("status")["quiet"]))
         self.result.published = self._published()
-        self.cluster.wait(lambda: self._least(self.readers) > self.result.published, 300.0)
+        self.cluster.wait(
+            lambda: self._lowest_position(self.readers) > self.result.published, 300.0
+        )
 
     def _judge(self) -> None:
         result, end = self.result, self.result.published + 1
@@ -209,7 +215,7 @@ class _Stall:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A subscriber stops reading at full load.")
+    parser = argparse.ArgumentParser(description="Stop one of the subscribers at full load.")
     parser.add_argument("--seconds", type=float, default=30.0, help="duration of the stall")
     parser.add_argument("--case", choices=list(CASES), help="run only this case")
     options = parser.parse_args()
@@ -221,7 +227,7 @@ def main() -> None:
         print(
             f"{name}: {'VIOLATED' if result.violations else 'ok'}, stalled "
             f"{result.stalled_s:.0f} s while {result.missed:,} of {result.published:,} events were "
-            f"published; {result.skipped:,} were void when it came to them. Others: "
+            f"published; {result.skipped:,} became void before it read them. Others: "
             f"{result.rate_before:,.0f} positions/s before, {result.rate_during:,.0f} during. "
             f"Largest server: {result.memory_before >> 20} MiB before, {result.memory_peak >> 20} "
             f"at most; queued at most {result.queued_peak >> 10:,} KiB",

@@ -81,7 +81,7 @@ class Timeline:
         self.times_s: list[float] = []
         self.ends: dict[str, list[int]] = {}  # stream → first position not acknowledged yet
 
-    # ------------------------------------------------------------ watching
+    # ------------------------------------------------------------ observing
 
     def watch(self, cluster: Cluster, heal_ns: int) -> None:
         self.heal_s = heal_ns / SECOND
@@ -209,7 +209,7 @@ class Timeline:
         for stream in streams:
             for line in self.lines[stream].values():
                 colour = COLOURS[self.regions.index(line.reader.split("/")[0])]
-                waits_s = self._waits(line, self.ends[stream])
+                waits_s = self._times_behind(line, self.ends[stream])
                 axes.plot(line.times_s, waits_s, color=colour, linewidth=0.8, alpha=0.7)
                 known = zip(waits_s, line.times_s, strict=True)
                 peaks.append((*max(w for w in known if w[0] == w[0]), line.reader))
@@ -225,7 +225,7 @@ class Timeline:
         axes.set_ylabel("behind what was\nacknowledged (s)", fontsize=8)
         _frame(axes, self.heal_s)
 
-    def _waits(self, line: ReaderTrack, ends: list[int]) -> list[float]:
+    def _times_behind(self, line: ReaderTrack, ends: list[int]) -> list[float]:
         """For how long a reader has, at each moment, lacked an acknowledged event."""
         waits_s, since = [], 0
         for time_s, position in zip(line.times_s, line.positions, strict=True):

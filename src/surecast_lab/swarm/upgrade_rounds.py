@@ -154,6 +154,8 @@ def _meshed(node: str, peer: str) -> bool:
 
 
 class _Round:
+    """The cluster and the steps of one round."""
+
     def __init__(
         self,
         cluster: ProcessCluster,
@@ -241,12 +243,12 @@ class _Round:
             self._settle(head)
 
     def _settle(self, replaced: str) -> None:
-        self._whole()
+        self._wait_until_whole()
         self._try_all()
         self._progress()
         self._judge_sessions(replaced)
 
-    def _whole(self) -> None:
+    def _wait_until_whole(self) -> None:
         cluster = self.cluster
 
         def whole() -> bool:
@@ -262,7 +264,9 @@ class _Round:
         for region in self.cluster.regions:
             self._try(region)
             if region not in self.created and not self._lacking(region):
-                raise SurecastError(f"{region}: all its servers have the delivery, yet: {REFUSED}")
+                raise SurecastError(
+                    f"{region}: no server lacks the delivery, but the answer was {REFUSED}"
+                )
 
     def _lacking(self, region: str) -> list[str]:
         return [name for name in self.cluster.regions[region] if self.cluster.lacks_protocols(name)]
@@ -353,11 +357,13 @@ class _Round:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Upgrades of real processes, one by one.")
-    parser.add_argument("--protocol", required=True, help="that all processes lack at first")
+    parser = argparse.ArgumentParser(description="Upgrade real processes one by one.")
+    parser.add_argument(
+        "--protocol", required=True, help="the protocol that all processes lack at first"
+    )
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=1, help="of the first round")
-    parser.add_argument("--keep", type=Path, help="leave logs and data here")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first round")
+    parser.add_argument("--keep", type=Path, help="keep logs and data in this folder")
     options = parser.parse_args()
     results = []
     for seed in range(options.seed, options.seed + options.rounds):
@@ -372,7 +378,7 @@ def main() -> None:
     broken = sum(result.broken for result in results)
     print(
         f"{len(results)} rounds, {bad} with violations; {replaced} processes replaced, "
-        f"{acked:,} events acknowledged, {broken} sessions broken that should not"
+        f"{acked:,} events acknowledged, {broken} sessions broken that should not have ended"
     )
     sys.exit(1 if bad else 0)
 
@@ -382,7 +388,7 @@ def _show(result: UpgradeResult) -> None:
     counters = ", ".join(f"{name} {count}" for name, count in sorted(result.counters.items()))
     print(
         f"round {result.seed} ({regions}): {'VIOLATED' if result.violations else 'ok'}, "
-        f"{len(result.replaced)} replaced, {len(result.restarted)} restarted as they were; "
+        f"{len(result.replaced)} replaced, {len(result.restarted)} restarted without an upgrade; "
         f"{result.acked:,} acknowledged of "
         f"{result.published:,}, {result.delivered:,} delivered, {result.lost} lost, "
         f"{result.duplicated} duplicated, {result.misordered} misordered; "

@@ -35,12 +35,12 @@ def free_base(count: int) -> int:
     """The first of `count` consecutive ports that are free for TCP and UDP."""
     block = block_of(os.environ.get("PYTEST_XDIST_WORKER", ""))
     row = 0
-    for port in chain(_candidates(block), _candidates(block)):  # twice: it may start within a row
+    for port in chain(_candidates(block), _candidates(block)):  # the first may start within a row
         row = 0 if port == block.start else row
         row = row + 1 if _is_free(port) else 0
         if row == count:
             return port - count + 1
-    raise SurecastError(f"there are no {count} free ports in a row in {block}")
+    raise SurecastError(f"there are no {count} consecutive free ports in {block}")
 
 
 def block_of(worker: str) -> range:

@@ -33,7 +33,7 @@ JSON lines on its standard input (the class `RelayProcess` starts and controls s
 file contains a `RelaySpec`. The process prints `{"ready": {link: [host, port]}}`. Then it reads
 commands: `{"cut": wire, "direction": …}`, `{"mend": wire}`,
 `{"degrade": wire, "shape": {…}, "direction": …}`, `{"reset": wire}`, `{"add": {link…}}` and
-`{"stats": true}`. It answers each command with `{"ok": …}` or `{"error": words}`, and ends when its
+`{"stats": true}`. It answers each command with `{"ok": …}` or `{"error": text}`, and ends when its
 standard input is closed.
 """
 
@@ -192,7 +192,7 @@ class Relay:
             for lane in wire.lanes.values():
                 lane.close()
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ helpers
 
     def _wire(self, name: str, forward: Shape | None, back: Shape | None) -> Wire:
         shapes = {FORWARD: forward, BACK: back}
@@ -222,7 +222,7 @@ class Relay:
         return list(lanes.values()) if direction == BOTH else [lanes[direction]]
 
 
-# ---------------------------------------------------------------- as a process of its own
+# ---------------------------------------------------------------- as a separate process
 
 
 async def serve(spec: RelaySpec) -> None:

@@ -78,7 +78,7 @@ class Flow:
         """Called when the lane is cut."""
         self.lane.forget(self)
         self.waiting = False
-        self._look()
+        self._update_reading()
 
     def go(self, now_ns: int) -> None:
         """Called when the lane is mended: held data is sent, and delayed by the lane."""
@@ -91,7 +91,7 @@ class Flow:
     def turn(self, now_ns: int) -> None:
         """Called when there is room in the bandwidth queue, and it is this flow's turn."""
         self.waiting = False
-        self._look()
+        self._update_reading()
         if self.reading:
             self._read(now_ns)
 
@@ -99,9 +99,9 @@ class Flow:
 
     def begin(self, source: socket.socket) -> None:
         self.source = source
-        self._look()
+        self._update_reading()
 
-    def _look(self) -> None:
+    def _update_reading(self) -> None:
         """Read from the source if, and only if, there is room for more data."""
         if self.lane.plain:
             room = not self.held  # the kernel's buffers suffice
@@ -124,7 +124,7 @@ class Flow:
             self._read(now_ns)
         else:
             self.waiting = True
-            self._look()
+            self._update_reading()
             self.lane.wait(self)
 
     def _read(self, now_ns: int) -> None:
@@ -165,7 +165,7 @@ class Flow:
     def put(self, now_ns: int, what: bytes | FlowMark, nbytes: int) -> None:
         """Queue a chunk or mark after all earlier ones; the order never changes."""
         self.queue.append((self.lane.chunk_at_ns(now_ns, nbytes, self.rng), what))
-        self._hold(nbytes)
+        self._add_held(nbytes)
         self.deliver()
 
     def deliver(self) -> None:
@@ -183,7 +183,7 @@ class Flow:
                 self.connection.passed(self, what)
             else:
                 self._send_due(now_ns)
-        self._look()
+        self._update_reading()
 
     def _send_due(self, now_ns: int) -> None:
         chunks: list[bytes | memoryview] = []
@@ -194,7 +194,7 @@ class Flow:
         sent = self._send(chunks)
         if sent < 0:
             return
-        self._hold(-sent)
+        self._add_held(-sent)
         while sent:
             at_ns, chunk = self.queue.popleft()
             assert not isinstance(chunk, FlowMark)
@@ -223,7 +223,7 @@ class Flow:
         self.blocked = False
         self.deliver()
 
-    def _hold(self, nbytes: int) -> None:
+    def _add_held(self, nbytes: int) -> None:
         self.held += nbytes
         self.lane.stats.held_bytes += nbytes
 
@@ -246,7 +246,7 @@ class Flow:
         """Discard all data, because the sink is closed."""
         self.end_reading()
         self.queue.clear()
-        self._hold(-self.held)
+        self._add_held(-self.held)
         self.due.cancel()
         self.reset_due.cancel()
         if self.blocked and self.sink is not None:

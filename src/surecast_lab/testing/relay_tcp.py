@@ -35,19 +35,19 @@ class Connection:
         self.forward = Flow(self, link.forward, f"{link.name}/tcp{number}")
         self.back = Flow(self, link.back, f"{link.name}/tcp{number}")
         self.back.sink = near
-        self._shaken_at = Timer(link.loop, self._shaken)
-        self._shake()
+        self._handshake_timer = Timer(link.loop, self._finish_handshake)
+        self._start_handshake()
 
     def opposite(self, flow: Flow) -> Flow:
         return self.back if flow is self.forward else self.forward
 
     # ------------------------------------------------------------ opening
 
-    def _shake(self) -> None:
+    def _start_handshake(self) -> None:
         trip_ns = sum(flow.lane.latency_ns(0, flow.rng) for flow in (self.forward, self.back))
-        self._shaken_at.set(monotonic_ns() + trip_ns)
+        self._handshake_timer.set(monotonic_ns() + trip_ns)
 
-    def _shaken(self) -> None:
+    def _finish_handshake(self) -> None:
         if self.forward.lane.cut or self.back.lane.cut:
             self.missed = True
         elif self.near is not None:
@@ -57,7 +57,7 @@ class Connection:
     def mended(self) -> None:
         if self.missed and not self.forward.lane.cut and not self.back.lane.cut:
             self.missed = False
-            self._shake()
+            self._start_handshake()
 
     def passed(self, flow: Flow, mark: FlowMark) -> None:
         """A mark has reached the end of a flow."""
@@ -126,7 +126,7 @@ class Connection:
         self._end(reset=True)
 
     def _end(self, reset: bool) -> None:
-        self._shaken_at.cancel()
+        self._handshake_timer.cancel()
         self.forward.abandon()
         self.back.abandon()
         self._close(self.near, reset)

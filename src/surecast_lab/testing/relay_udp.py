@@ -123,7 +123,7 @@ class UdpLink:
             if source is None:
                 self._forward.lane.stats.full += 1
                 continue
-            self._heard(now_ns, source)
+            self._note_use(now_ns, source)
             self._forward.put(now_ns, source, self._scratch[:nbytes])
 
     def _from_target(self, source: Source) -> None:
@@ -131,9 +131,9 @@ class UdpLink:
         for _ in range(DATAGRAMS_PER_PASS):
             try:
                 nbytes = source.sock.recv_into(self._scratch)
-            except OSError:  # no more data, or the error that nobody listens there
+            except OSError:  # no more data, or the error that no process listens at the target
                 return
-            self._heard(now_ns, source)
+            self._note_use(now_ns, source)
             self._back.put(now_ns, source, self._scratch[:nbytes])
 
     def _to_source(self, source: Source, data: bytes | memoryview) -> None:
@@ -143,7 +143,7 @@ class UdpLink:
 
     def _open(self, address: Any) -> Source | None:
         if len(self.sources) >= self.limits.sources_max:
-            self._forget(next(iter(self.sources.values())))
+            self._remove(next(iter(self.sources.values())))
         try:
             sock = socket.socket(self._sock.family, socket.SOCK_DGRAM)
         except OSError:  # no descriptors left
@@ -156,7 +156,7 @@ class UdpLink:
         self.loop.add_reader(sock, self._from_target, source)
         return source
 
-    def _heard(self, now_ns: int, source: Source) -> None:
+    def _note_use(self, now_ns: int, source: Source) -> None:
         source.heard_ns = now_ns
         self.sources[source.address] = self.sources.pop(source.address)
         if len(self.sources) == 1:
@@ -169,9 +169,9 @@ class UdpLink:
             if until_ns > now_ns:
                 self._expiry.set(until_ns)
                 return
-            self._forget(source)
+            self._remove(source)
 
-    def _forget(self, source: Source) -> None:
+    def _remove(self, source: Source) -> None:
         del self.sources[source.address]
         self.loop.remove_reader(source.sock)
         source.sock.close()
@@ -183,7 +183,7 @@ class UdpLink:
         self.loop.remove_reader(self._sock)
         self._sock.close()
         for source in list(self.sources.values()):
-            self._forget(source)
+            self._remove(source)
 
 
 def _to_target(source: Source, data: bytes | memoryview) -> None:

@@ -35,7 +35,7 @@ ANSWER_S = 60.0  # a running worker that does not answer within this time counts
 END_S = 30.0  # a worker that does not end within this time is killed
 FAILED_END_S = 0.5  # the same, after an error
 LOOK_S = 0.02  # how often a condition is checked
-LOG_CHARACTERS = 3_000  # an error shows so much of the end of the log
+LOG_CHARACTERS = 3_000  # length of the end of the log in an error
 
 
 class Service(Protocol):
@@ -50,7 +50,7 @@ class Service(Protocol):
         ...
 
 
-# ---------------------------------------------------------------- from outside
+# ---------------------------------------------------------------- in the parent process
 
 
 class Worker:
@@ -65,7 +65,7 @@ class Worker:
     def _start(self) -> None:
         self.started = False
         self.stopped = False  # suspended by `stop` (SIGSTOP)
-        self.killed = False  # by `kill`
+        self.killed = False  # ended on purpose, by `kill` or `finish`
         # Workers are forked from a server process that has imported their module: this takes
         # milliseconds, and compiled kernels are loaded once.
         context = multiprocessing.get_context("forkserver")
@@ -142,13 +142,13 @@ class Worker:
     def finish(self) -> None:
         """Send SIGTERM, and wait for the end."""
         if not self.alive or self.stopped:
-            raise UsageError(f"{self.name} is not running, so it cannot end in order")
+            raise UsageError(f"{self.name} is not running, so SIGTERM cannot end it")
         self.killed = True
         self.signal(signal.SIGTERM)
         self.process.join(END_S)
         if self.process.exitcode != 0:
             self.process.kill()
-            raise SurecastError(f"it did not end in order: {self.last_lines()}")
+            raise SurecastError(f"SIGTERM did not end it without an error: {self.last_lines()}")
 
     def begin(self, *args: Any) -> None:
         """Start the worker again, with other arguments if any are given."""
@@ -184,7 +184,7 @@ class Workers(dict[str, Worker]):
     def start(self, name: str, make: Callable[..., Service], *args: Any) -> None:
         """Start a worker; `ready` waits for all workers that were started."""
         if name in self:
-            raise SurecastError(f"there is a worker {name!r} already")
+            raise SurecastError(f"a worker {name!r} exists already")
         self[name] = Worker(self.folder, name, make, *args)
 
     def ready(self) -> None:
@@ -214,7 +214,7 @@ class Workers(dict[str, Worker]):
             self.check()
             if time.monotonic() > limit:
                 raise SurecastError(
-                    f"{what}: waited {within_s:g} s in vain; the workers' logs are in {self.folder}"
+                    f"{what}: not done after {within_s:g} s; the workers' logs are in {self.folder}"
                 )
             time.sleep(LOOK_S)
 
@@ -241,7 +241,7 @@ def end(workers: Iterable[Worker], within_s: float = END_S) -> None:
         worker.kill()
 
 
-# ---------------------------------------------------------------- inside
+# ---------------------------------------------------------------- in the worker process
 
 
 def _run(

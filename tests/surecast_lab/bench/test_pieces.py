@@ -176,9 +176,9 @@ def test_used_cores_are_shown_by_process():
     ("numbers", "seqs", "words"),
     [
         ([0, 1, 2], [1, 2, 3], []),
-        ([0, 1, 1], [1, 2, 3], ["came twice", "did not come"]),
-        ([0, 2], [1, 2], ["1 of 3 events did not come"]),
-        ([0, 2, 1], [1, 2, 3], ["another order"]),
+        ([0, 1, 1], [1, 2, 3], ["delivered twice", "not delivered"]),
+        ([0, 2], [1, 2], ["1 of 3 events were not delivered"]),
+        ([0, 2, 1], [1, 2, 3], ["in the order of publishing"]),
         ([0, 1, 2], [1, 2, 4], ["positions"]),
     ],
 )

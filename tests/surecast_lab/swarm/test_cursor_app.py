@@ -6,7 +6,7 @@ from typing import Any
 
 from surecast.client.events import Event
 from surecast.protocols.sprinkler.checks import Reading
-from surecast_lab.swarm.cursor_app import CursorApp, _Page, _Stored, as_batches
+from surecast_lab.swarm.cursor_app import CursorApp, _Stored, _StreamDeliveries, as_batches
 from surecast_lab.swarm.delivery_log import read_delivered
 
 STREAM = bytes(15) + b"s"
@@ -26,7 +26,7 @@ def write(folder: Path, *events: Event) -> list[str]:
     async def run() -> list[str]:
         args: dict[str, Any] = {"stored": str(folder / "stored")}
         app = CursorApp(args, folder / "delivered")
-        page = _Page(app, STREAM)
+        page = _StreamDeliveries(app, STREAM)
         for received in events:
             page.take(received)
         app.delivery_log.take(STREAM, tuple(as_batches(STREAM, page.pending, page.next)))

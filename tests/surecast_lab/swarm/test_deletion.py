@@ -33,7 +33,7 @@ def test_the_seeds_use_names_again_and_change_subscriptions() -> None:
 @pytest.mark.parametrize(
     ("mutant", "seed", "what"),
     [
-        (mutations.LeavesHolderInPlace, 0, "was replaced, and moved it"),
+        (mutations.LeavesHolderInPlace, 0, "moved the cursor after it was fenced"),
         (mutations.KeepsPositionsOfDeletedStreams, 3, "has positions in deleted streams"),
     ],
 )

@@ -48,6 +48,6 @@ def test_a_port_in_use_is_not_handed_out(block: range, kind: int) -> None:
             assert free_base(5) == block[5]
         with pytest.raises(SurecastError, match="no 10 free ports in"):
             free_ports(10)
-        with pytest.raises(SurecastError, match="no 6 free ports in a row"):
+        with pytest.raises(SurecastError, match="no 6 consecutive free ports"):
             free_base(6)
     assert free_base(10) == block[0]

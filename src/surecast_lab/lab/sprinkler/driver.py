@@ -69,8 +69,8 @@ class Driver:
             return self._on_timer(now_ns, inp.key)
         if isinstance(inp, Start):
             self.publisher = anonymous_publisher(inp.wall_ns, self.rng)
-            # Chains need a moment to form. The random part prevents that all drivers publish at the
-            # same time.
+            # Chains need a moment to form. The random part keeps the drivers from all publishing at
+            # the same time.
             return [SetTimer("open", now_ns + 200 * MS + self.rng.randrange(BATCH_NS))]
         return []
 

@@ -66,8 +66,8 @@ class Plan:
 FULL = Plan(19, 41, 60)
 QUICK = Plan(3, 7, 10)  # the cut must last longer than the timeout of sessions
 # The total rate is that of E2, because four streams at the paper's rate would fill uplinks of 1
-# Gb/s without room for copies. The phases take half the paper's time, because nothing happens in
-# the rest of it.
+# Gb/s without room for copies. The phases take half the paper's time, because nothing changes in
+# the remaining time.
 MESH = Plan(9, 20, 30, 3 * RATE // 4, 100)
 MESH_QUICK = Plan(3, 7, 10, 3 * RATE // 4, 10)
 
