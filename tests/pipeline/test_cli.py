@@ -82,7 +82,7 @@ def test_the_keys_of_a_population_are_not_tested_for_fit(archive: Path) -> None:
     ("words", "reason"),
     [
         (["--events", 10], "10 keys are too few"),
-        (["--events", 1000, "--keys", 1], "a law with one key"),
+        (["--events", 1000, "--keys", 1], "a distribution with one key"),
     ],
     ids=["few", "one"],
 )

@@ -426,4 +426,4 @@ def test_a_checkpoint_of_another_source_is_recognised(
     lines[-1] = '{"orders": {"0": 3}}'
     log[-1].write_text("\n".join(lines))
     (log[-1].parent / f".{log[-1].name}.crc").unlink(missing_ok=True)
-    assert "checkpointLocation of its own" in failure(work)
+    assert "Use another checkpointLocation for this query" in failure(work)

@@ -252,7 +252,7 @@ def test_a_right_law_fits_and_a_wrong_one_does_not(spark: "SparkSession") -> Non
     for wrong in (Zipf(2000, 1.12), Zipf(2001, 1.1), Zipf(2000, 1.0)):
         fit = goodness_of_fit(rows, wrong)
         assert fit.plausible == (wrong.n == 2001), fit  # one more rare key makes no difference
-    with pytest.raises(UsageError, match="beyond"):
+    with pytest.raises(UsageError, match="cannot have"):
         goodness_of_fit(rows, Zipf(100, 1.1))
     endless = Workload(events=400_000, law="zeta", skew=1.1)
     rows = workload(spark, endless)

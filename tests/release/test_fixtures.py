@@ -279,7 +279,7 @@ def test_checkpoints_and_staged_rows_are_read(release: Path) -> None:
 
     content = stored(release / "spark" / "content.json")
     assert offsets.places_from(content["offset"]) == {"orders": offsets.Place(samples.STREAM, 17)}
-    assert staging._place(content["chunk key"].encode()) == ("query", 7, "chunk", "w")
+    assert staging._key_fields(content["chunk key"].encode()) == ("query", 7, "chunk", "w")
     chunk = staging.chunk_batch(bytes.fromhex(content["chunk"]), samples.STREAM)
     assert [(row.key, row.value) for row in chunk.to_rows()] == [(b"k", b"a"), (None, b"bb")]
     intent = staging._decode(bytes.fromhex(content["intent"]), staging.Intent)

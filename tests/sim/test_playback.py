@@ -201,7 +201,7 @@ def test_failed_writes_are_replayed_as_they_were(recorded: Recorded) -> None:
 def test_unrecorded_failed_writes_are_a_difference(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Recorder, "_look", lambda self: self._disk.take_notes())
+    monkeypatch.setattr(Recorder, "_record_differences", lambda self: self._disk.take_notes())
     tell_of_failing_disks()
     assert recorded.play().difference is not None
 
