@@ -292,6 +292,9 @@ class Client:
         these arguments must agree with those that it was created with; leave them out to use the
         stream as it is. After TimedOut a new stream may still be created. `create=False` only opens
         an existing stream, and raises UsageError if this region knows no stream of that name.
+
+        Names that begin with `_` are meant for internal streams: `streams()`, and patterns that
+        begin with `*` or `>`, leave them out.
         """
         self._check()
         if schema is not None:
