@@ -116,9 +116,10 @@ def compile_kernels() -> None:
 
 
 def watch(cluster: "Cluster") -> int:
-    """Print warnings and report processes that stop, until interrupted. Returns the exit code."""
+    """Print warnings and the ends of alarms, and report processes that stop, until interrupted.
+    Returns the exit code."""
     code = 0
-    list(cluster.warnings())  # drop warnings from before all processes were ready
+    cluster.skip_warnings()  # those from before all processes were ready
     try:
         while cluster.running:
             for line in cluster.warnings():
