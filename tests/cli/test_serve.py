@@ -111,8 +111,21 @@ def test_a_port_in_use_is_exit_code_2(tmp_path: Path) -> None:
         assert "east-1 cannot start: cannot listen on 127.0.0.1:" in again.stderr
         assert "Traceback" not in again.stderr
         checked = surecast_here("serve", str(served.config), "--check-config")
-        assert checked.returncode == 2
+        assert checked.returncode == 2  # a node without a data folder cannot be recognised
         assert "PROBLEM: node.http: cannot listen on" in checked.stdout
+        assert "it may be this node, if that is running" in checked.stdout
+
+
+@pytest.mark.slow
+def test_check_config_recognises_the_running_node(tmp_path: Path) -> None:
+    with Served(tmp_path, durable=True) as served:
+        checked = surecast_here("serve", str(served.config), "--check-config")
+        assert checked.returncode == 0, checked.stdout
+        by = f"in use by this node, which is running (process {served.popen.pid})"
+        assert f"WARNING: node.listen and node.http: {by}" in checked.stdout
+        as_json = surecast_here("serve", str(served.config), "--check-config", "--json")
+        found: dict[str, Any] = json.loads(as_json.stdout)
+        assert (found["ok"], found["problems"], len(found["warnings"])) == (True, [], 1)
 
 
 @pytest.mark.slow

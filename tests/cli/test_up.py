@@ -120,6 +120,8 @@ def kill_a_replica(up: Up, folder: Path) -> None:
         wait_for(lambda: is_ready(up.nodes["east-1"]["http"][7:]), "it joins again")
         done = surecast_here("publish", "demo.hello", "d", "--url", url)
         assert done.stdout == "demo.hello: 4 (1 event)\n", done.stderr
+        over = "east-2: this alarm is over: too-few-replicas"
+        wait_for(lambda: over in up.said(), "`up` reports that the alarm is over")
         assert process.end() == 0
 
 

@@ -147,7 +147,16 @@ def test_a_client_must_be_opened_and_can_be_closed_twice() -> None:
     play(scenario)
 
 
-def test_an_exception_that_ends_the_client_block_is_not_hidden() -> None:
+@pytest.mark.parametrize(
+    ("problem", "ended"),
+    [
+        (ZeroDivisionError, "ended with ZeroDivisionError"),
+        (asyncio.CancelledError, "was cancelled"),
+    ],
+)
+def test_an_exception_that_ends_the_client_block_is_not_hidden(
+    caplog: pytest.LogCaptureFixture, problem: type[BaseException], ended: str
+) -> None:
     async def scenario() -> None:
         async with Regions(east=1) as regions:
 
@@ -156,12 +165,15 @@ def test_an_exception_that_ends_the_client_block_is_not_hidden() -> None:
                     stream = await client.stream("s")
                     await regions.kill("east-1")
                     stream.publish_soon(b"x")
-                    raise ZeroDivisionError
+                    raise problem
 
-            with pytest.raises(ZeroDivisionError):
+            with pytest.raises(problem):
                 await block()
 
     play(scenario)
+    (said,) = [text for text in caplog.messages if "not acknowledged" in text]
+    why = f"the client was closed because its `with` block {ended}: closed with 1 batch not"
+    assert said.startswith(why)
 
 
 # ------------------------------------------------------------ streams

@@ -149,6 +149,12 @@ def test_calls_with_invalid_events_publish_nothing() -> None:
                     await attempt
             with pytest.raises(UsageError):
                 stream.publish_soon(too_large)
+            with pytest.raises(UsageError, match=r"not str: 'text'; encode it.*value\.encode\(\)$"):
+                await stream.publish("text")  # type: ignore[arg-type]
+            with pytest.raises(UsageError, match=r"a key is bytes, not int: 7$"):
+                await stream.publish(b"", key=7)  # type: ignore[arg-type]
+            with pytest.raises(UsageError, match="no stream named 'absent': correct the name"):
+                await client.stream("absent", create=False)
             assert await stream.publish(b"first") == 1
 
     play(scenario)

@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import re
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -175,6 +176,22 @@ def test_items_that_are_not_bytes_are_named_in_the_error(bad: Any) -> None:
         prepare([b"v", bad])
     with pytest.raises(UsageError, match="keys are bytes or None; number 2 is"):
         prepare([b"v"] * 3, [b"k", None, bad])
+
+
+def test_the_errors_for_text_and_for_missing_keys_say_what_to_do() -> None:
+    for values, keys, words in (
+        (["v"], None, "number 0 is 'v'; encode it, for example value.encode()"),
+        ([b"v"], ["k"], "number 0 is 'k'; encode it, for example key.encode()"),
+        ([b"v"], [7], "number 0 is 7"),
+        (
+            [b"v"] * 5,
+            [b"k"] * 4,
+            "4 keys for 5 values: give one for each value, or None for a value without a key",
+        ),
+    ):
+        arguments: Any = (SID, values, keys, None, ClientOptions())
+        with pytest.raises(UsageError, match=f"{re.escape(words)}$"):
+            prepared_batches(*arguments)
 
 
 @pytest.mark.parametrize(("reason", "name"), [(1, "collected"), (2, "expired"), (3, "superseded")])

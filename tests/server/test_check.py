@@ -2,6 +2,7 @@
 
 import os
 import resource
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from surecast.server.check import problems
+from surecast.server.check import check
 from surecast.server.config import ServerConfig, build
+from surecast.storage.folder import Folder
 
 
 def config(data_dir: Path | str, **node: Any) -> ServerConfig:
@@ -33,6 +35,12 @@ def test_a_folder_that_exists_is_left_as_it_was(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["journal-1", "log"]
 
 
+def problems(checked: ServerConfig) -> list[str]:
+    found = check(checked)
+    assert found.warnings == []
+    return found.problems
+
+
 @pytest.mark.parametrize("key", ["data_dir", "record"])
 def test_a_folder_that_cannot_be_created_is_a_problem(key: str) -> None:
     """No user can create a folder in /proc, not even root."""
@@ -51,6 +59,54 @@ def test_a_file_in_place_of_the_data_folder_is_a_problem(tmp_path: Path) -> None
     (tmp_path / "data").write_text("")
     (found,) = problems(config(tmp_path / "data" / "more"))
     assert found == f"node.data_dir: {tmp_path / 'data'} is not a folder"
+
+
+def both() -> tuple[socket.socket, socket.socket]:
+    """A TCP and a UDP socket that are bound to the same free port."""
+    tcp = socket.create_server(("127.0.0.1", 0))
+    udp = socket.socket(type=socket.SOCK_DGRAM)
+    udp.bind(tcp.getsockname())
+    return tcp, udp
+
+
+def test_ports_of_the_running_node_are_a_warning(tmp_path: Path) -> None:
+    """This process has the data folder and the ports, as a running node has."""
+    lock = Folder(tmp_path / "log")
+    tcp, udp = both()
+    with tcp, udp, socket.create_server(("127.0.0.1", 0)) as http:
+        listen, page = (f"127.0.0.1:{one.getsockname()[1]}" for one in (tcp, http))
+        checked = config(tmp_path, listen=listen, http=page)
+        assert check(checked) == (
+            [],
+            [
+                f"node.listen and node.http: in use by this node, which is running (process "
+                f"{os.getpid()}). To apply a change of the configuration, restart it"
+            ],
+        )
+        lock.close()  # the process that has the ports does not run this node any more
+        found = problems(checked)
+        assert len(found) == 3
+        assert found[1] == (
+            f"node.listen: cannot listen on {listen} for datagrams: Address already in use; stop "
+            "the process that uses it (it may be this node, if that is running), or change "
+            "node.listen"
+        )
+
+
+def test_a_port_of_another_process_is_a_problem_also_while_the_node_runs(tmp_path: Path) -> None:
+    lock = Folder(tmp_path / "log")
+    words = [
+        sys.executable, "-c",
+        "import socket; s = socket.create_server(('127.0.0.1', 0)); "
+        "print(s.getsockname()[1], flush=True); input()",
+    ]  # fmt: skip
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        taken = f"127.0.0.1:{int(other.stdout.readline())}"
+        (found,) = problems(config(tmp_path, http=taken))
+        assert found.startswith(f"node.http: cannot listen on {taken}: Address already in use")
+        other.kill()
+    lock.close()
 
 
 SCRIPT = """

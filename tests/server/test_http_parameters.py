@@ -231,3 +231,24 @@ def test_a_stream_is_deleted_by_http() -> None:
             assert await region.post(EVENTS, b"again") == (200, {"stream": "s", "seqs": [[1, 2]]})
 
     run(main)
+
+
+def test_a_wrong_path_and_a_wrong_method_say_what_exists() -> None:
+    async def main() -> None:
+        async with Open(token="secret") as region:
+            for path in ("/v1/stream", "/v2/streams/s", "/healthz/"):
+                code, said = await region.get(path)
+                assert code == 404
+                assert said == {"error": "there is no such path; /openapi.json lists all paths"}
+            for path, method, allowed in (
+                (EVENTS, "GET", "POST"),
+                (EVENTS.removesuffix("/events"), "PUT", "DELETE, GET, HEAD"),
+                ("/healthz", "POST", "GET, HEAD"),
+            ):
+                code, said = await region.post(path, None, method=method)
+                assert code == 405
+                assert said["error"] == (
+                    f"{method} is not allowed here; allowed: {allowed}; see /openapi.json"
+                )
+
+    run(main)

@@ -1,5 +1,6 @@
 """Layouts of a deployment on one machine: the files are valid configurations and agree."""
 
+import logging
 import os
 import socket
 import stat
@@ -14,6 +15,7 @@ from surecast.errors import UsageError
 from surecast.server.cluster import Cluster, check_ports
 from surecast.server.config import build
 from surecast.server.layout import lay_out, plan
+from surecast.server.logs import ALARM_OVER, TextFormatter
 from tests.server.processes import free_base
 
 
@@ -134,3 +136,32 @@ def test_files_and_folders_are_readable_only_for_their_owner(tmp_path: Path) -> 
         assert stat.S_IMODE((tmp_path / "up" / part).stat().st_mode) == 0o700
     for file in (node.config, layout.log(node)):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_the_end_of_an_alarm_is_shown_if_the_alarm_was(tmp_path: Path) -> None:
+    layout = plan(tmp_path, 1, 1, 7400)
+    layout.write()
+    (node,) = layout.nodes
+    cluster = Cluster(layout)
+    cluster._read[node.name] = 0  # as if it was started
+
+    def logged(level: int, text: str) -> list[str]:
+        """Append a line to the log, as a server does. Returns what `warnings` yields of it."""
+        record = logging.LogRecord("surecast.server", level, "", 0, text, None, None)
+        with layout.log(node).open("a") as file:
+            file.write(TextFormatter().format(record) + "\n")
+        return [line.split(maxsplit=2)[2] for line in cluster.warnings()]
+
+    raised, over = (
+        "east-1: disk-failing: it is full. Free space",
+        f"east-1: {ALARM_OVER}disk-failing",
+    )
+    other = f"east-1: {ALARM_OVER}region-unreachable"
+    assert logged(logging.WARNING, raised) == [raised]
+    assert logged(logging.INFO, "east-1: ready") == []
+    assert logged(logging.INFO, other) == []  # its beginning was not shown
+    assert logged(logging.INFO, over) == [over]
+    assert logged(logging.INFO, over) == []
+    logged(logging.WARNING, raised)
+    cluster.skip_warnings()
+    assert logged(logging.INFO, over) == []

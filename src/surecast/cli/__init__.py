@@ -28,5 +28,6 @@ standard library, typer and small modules at its top; numpy, numba, pyarrow and 
 are imported inside its functions. Results go to stdout, progress and error messages to stderr.
 
 Exit codes: 0 success; 1 a failure, lost events, a violated guarantee or a replay that differs; 2
-wrong usage or configuration; 3 no server could be reached, or it refused the token; 130 Ctrl-C.
+wrong usage or configuration; 3 no server could be reached, or it refused the token; 130 Ctrl-C. On
+Ctrl-C `serve` and `up` stop cleanly and exit with 0, unless they are still starting.
 """

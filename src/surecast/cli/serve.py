@@ -45,15 +45,18 @@ def serve(
 
             prepare(loaded)
         raise typer.Exit(run(loaded))
-    from surecast.server.check import problems, summary
+    from surecast.server.check import check, summary
 
-    found = problems(loaded)
+    found = check(loaded)
     if as_json:
         facts = [{"what": what, "is": text} for what, text in summary(loaded)]
-        print(json.dumps({"ok": not found, "problems": found, "summary": facts}))
+        ok = not found.problems
+        print(json.dumps({"ok": ok, **found._asdict(), "summary": facts}))
     else:
         rows = summary(loaded)
         width = max(len(what) for what, _ in rows)
         print("\n".join(f"{what:<{width}}  {text}" for what, text in rows))
-        print("\n".join(f"PROBLEM: {one}" for one in found) or f"{config} is fine")
-    raise typer.Exit(2 if found else 0)
+        lines = [f"WARNING: {one}" for one in found.warnings]
+        lines += [f"PROBLEM: {one}" for one in found.problems] or [f"{config} is fine"]
+        print("\n".join(lines))
+    raise typer.Exit(2 if found.problems else 0)

@@ -53,7 +53,7 @@ def up(
     Writes a configuration file for each process under --dir, and overwrites it at each start: copy
     a file before you change it. To try a setting: SURECAST_SECTION__KEY=value surecast up. Ctrl-C
     or SIGTERM stops all processes in order. After a restart with the same --dir all events are
-    still there. Exits with 1 if a process stopped unexpectedly.
+    still there. Exits with 0 then, or with 1 if a process stopped unexpectedly.
     """
     from surecast.server.cluster import Cluster
     from surecast.server.layout import plan
@@ -116,9 +116,10 @@ def compile_kernels() -> None:
 
 
 def watch(cluster: "Cluster") -> int:
-    """Print warnings and report processes that stop, until interrupted. Returns the exit code."""
+    """Print warnings and the ends of alarms, and report processes that stop, until interrupted.
+    Returns the exit code."""
     code = 0
-    list(cluster.warnings())  # drop warnings from before all processes were ready
+    cluster.skip_warnings()  # those from before all processes were ready
     try:
         while cluster.running:
             for line in cluster.warnings():

@@ -145,7 +145,9 @@ class Client:
             if problem is None:
                 raise
             # `problem` is raised, so this error can only be logged.
-            log.warning("while closing after %r: %s", problem, lost)
+            cancelled = isinstance(problem, asyncio.CancelledError)
+            ended = "was cancelled" if cancelled else f"ended with {type(problem).__name__}"
+            log.warning("the client was closed because its `with` block %s: %s", ended, lost)
 
     async def close(self, *, timeout: Timeout = None) -> None:
         """Finish publishing, store the positions of named subscriptions, disconnect.
@@ -295,6 +297,9 @@ class Client:
         these arguments must agree with those that it was created with; leave them out to use the
         stream as it is. After TimedOut a new stream may still be created. `create=False` only opens
         an existing stream, and raises UsageError if this region knows no stream of that name.
+
+        Names that begin with `_` are meant for internal streams: `streams()`, and patterns that
+        begin with `*` or `>`, leave them out.
         """
         self._check()
         if schema is not None:
@@ -314,7 +319,10 @@ class Client:
                 )
             known = await self.streams(name, timeout=timeout)
             if not known:
-                raise UsageError(f"this region has no stream named {name!r}")
+                raise UsageError(
+                    f"this region has no stream named {name!r}: correct the name (streams() lists "
+                    "them), or leave out create=False to create it"
+                )
             return Stream(self, known[0], self._endpoint.outbox(known[0]))
         waited_for = f"the region to open {name!r}; the stream may still be created"
         async with within(timeout, waited_for):

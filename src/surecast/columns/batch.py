@@ -184,7 +184,7 @@ class Batch:
             raise UsageError("a batch has at least one event")
         for name, column in (("keys", keys), ("tags", tags)):
             if column is not None and len(column) != rows:
-                raise UsageError(f"{len(column)} {name} for {rows} values")
+                raise UsageError(f"{len(column)} {name} for {rows} values: give one for each value")
         if rows == 1 and tags is None:
             key, value = None if keys is None else keys[0], values[0]
             if type(value) is bytes and (key is None or type(key) is bytes):

@@ -26,6 +26,7 @@ from surecast.errors import (
 
 __all__ = [
     "bad_name",
+    "encode_hint",
     "not_supported",
     "open_error",
     "publish_error",
@@ -146,6 +147,12 @@ def bad_name(name: str) -> str:
         f"{name!r} is not a valid stream name: use tokens of letters, digits and _~:@=+- with dots "
         "between them, at most 255 characters, such as orders.eu"
     )
+
+
+def encode_hint(what: str, data: object) -> str:
+    """The end of the message that `data` is not bytes: what to do if it is text. `what` is "value",
+    "key" or "tag"."""
+    return f"; encode it, for example {what}.encode()" if isinstance(data, str) else ""
 
 
 def subscription_error(what: str, why: str) -> SurecastError:

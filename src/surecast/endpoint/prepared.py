@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from surecast.columns.batch import Batch
 from surecast.core.types import LogId
+from surecast.endpoint.error_messages import encode_hint
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.publishers import EVENT_OVERHEAD
 from surecast.errors import UsageError
@@ -64,7 +65,8 @@ def prepared_batches(
     tag_rows = _column("tags", tags, len(rows))
     if not set(map(type, rows)) <= {bytes}:
         at = next(i for i, value in enumerate(rows) if type(value) is not bytes)
-        raise UsageError(f"values are bytes; number {at} is {rows[at]!r:.60}")
+        hint = encode_hint("value", rows[at])
+        raise UsageError(f"values are bytes; number {at} is {rows[at]!r:.60}{hint}")
     return _batches_of_lists(stream, rows, key_rows, tag_rows, options)
 
 
@@ -77,10 +79,14 @@ def _column(
         return None
     items = list(column)
     if len(items) != rows:
-        raise UsageError(f"{len(items)} {what} for {rows} values")
+        raise UsageError(
+            f"{len(items)} {what} for {rows} values: give one for each value, or None for a value "
+            f"without a {what[:-1]}"
+        )
     if not set(map(type, items)) <= {bytes, type(None)}:
         at = next(i for i, item in enumerate(items) if type(item) not in (bytes, type(None)))
-        raise UsageError(f"{what} are bytes or None; number {at} is {items[at]!r:.60}")
+        hint = encode_hint(what[:-1], items[at])
+        raise UsageError(f"{what} are bytes or None; number {at} is {items[at]!r:.60}{hint}")
     return items
 
 

@@ -34,7 +34,7 @@ from surecast.core.endpoint import Acked, Failed
 from surecast.core.types import SECOND, LogId
 from surecast.core.wire import check_batch
 from surecast.endpoint.control import Control
-from surecast.endpoint.error_messages import publish_error
+from surecast.endpoint.error_messages import encode_hint, publish_error
 from surecast.endpoint.forking import call_on_fork, forked
 from surecast.endpoint.options import ClientOptions
 from surecast.errors import Closed, PublishError, QueueFull, UsageError
@@ -158,7 +158,10 @@ class Outbox:
         self._check()
         for what, data in (("value", value), ("key", key), ("tag", tag)):
             if type(data) is not bytes and (data is not None or what == "value"):
-                raise UsageError(f"a {what} is bytes, not {type(data).__name__}: {data!r:.60}")
+                hint = encode_hint(what, data)
+                raise UsageError(
+                    f"a {what} is bytes, not {type(data).__name__}: {data!r:.60}{hint}"
+                )
         size = len(value) + len(key or b"") + len(tag or b"")
         if size > self.options.event_bytes_max:
             raise UsageError(

@@ -1,18 +1,20 @@
 """For `surecast serve --check-config`: a summary of a configuration, and what would prevent a
 server from starting with it on this machine."""
 
+import errno
 import os
 import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from surecast.runtime.addresses import Address
+from surecast.runtime.addresses import Address, show_address
 from surecast.server.config import ServerConfig, parse_address
 from surecast.storage.modes import open_file
 
-__all__ = ["problems", "summary"]
+__all__ = ["Findings", "check", "summary"]
 
 PROBE_BYTES = 4096  # size of the file that is written to a folder to test it
 PARTS = ("log", "witness")  # subfolders that the server creates in its data folder
@@ -46,16 +48,38 @@ def summary(config: ServerConfig) -> list[tuple[str, str]]:
     return rows
 
 
-def problems(config: ServerConfig) -> list[str]:
-    """The reasons why a server could not start here with this configuration; empty if it could."""
-    lines = list(_of_folder("node.data_dir", config.node.data_dir))
-    lines += _of_folder("node.record", config.node.record)
-    listen = parse_address(config.node.listen)
-    lines += _of_port("node.listen", listen, socket.SOCK_STREAM)
-    lines += _of_port("node.listen", listen, socket.SOCK_DGRAM)
-    if config.node.http:
-        lines += _of_port("node.http", parse_address(config.node.http), socket.SOCK_STREAM)
-    return lines
+class Findings(NamedTuple):
+    """What a check of a configuration on this machine has found."""
+
+    problems: list[str]  # the reasons why a server could not start; empty if it could
+    warnings: list[str]
+
+
+def check(config: ServerConfig) -> Findings:
+    """Check whether a server could start here with this configuration."""
+    node = config.node
+    found = Findings([*_of_folder("node.data_dir", node.data_dir)], [])
+    found.problems.extend(_of_folder("node.record", node.record))
+    ports = [("node.listen", node.listen, kind) for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM)]
+    if node.http:
+        ports.append(("node.http", node.http, socket.SOCK_STREAM))
+    running = _running(node.data_dir)
+    own: dict[str, None] = {}  # the keys whose addresses the running node itself uses
+    for key, text, kind in ports:
+        address = parse_address(text)
+        failure = _listen(address, kind)
+        if failure is None:
+            continue
+        if failure.errno == errno.EADDRINUSE and _has_port(running, address[1], kind):
+            own[key] = None
+        else:
+            found.problems.append(_of_port(key, address, kind, failure))
+    if own:
+        found.warnings.append(
+            f"{' and '.join(own)}: in use by this node, which is running (process {running}). "
+            "To apply a change of the configuration, restart it"
+        )
+    return found
 
 
 def _of_folder(key: str, folder: str) -> Iterator[str]:
@@ -105,19 +129,68 @@ def _write_probe(folder: Path) -> None:
         os.unlink(path)
 
 
-def _of_port(key: str, address: Address, kind: socket.SocketKind) -> Iterator[str]:
-    """Test an address by listening on it for a moment; yields the problem if that fails."""
-    host, port = address
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _listen(address: Address, kind: socket.SocketKind) -> OSError | None:
+    """Listen on an address for a moment. Returns the error if that fails."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind(address)
             if kind is socket.SOCK_STREAM:
                 probe.listen(1)
-        except OSError as problem:
-            udp = " for datagrams" if kind is socket.SOCK_DGRAM else ""
-            yield (
-                f"{key}: cannot listen on {host}:{port}{udp}: {problem.strerror}; "
-                "is this server running already?"
-            )
+        except OSError as failure:
+            return failure
+    return None
+
+
+def _of_port(key: str, address: Address, kind: socket.SocketKind, failure: OSError) -> str:
+    """The problem that `_listen` has failed."""
+    udp = " for datagrams" if kind is socket.SOCK_DGRAM else ""
+    todo = "fix that"
+    if failure.errno == errno.EADDRINUSE:
+        todo = "stop the process that uses it (it may be this node, if that is running)"
+    where = show_address(address)
+    return f"{key}: cannot listen on {where}{udp}: {failure.strerror}; {todo}, or change {key}"
+
+
+# ------------------------------------------------------------ a running node
+
+
+def _running(data_dir: str) -> int:
+    """The id of the process that runs this node, or 0 if none is found.
+
+    It is the process that the lock of the data folder names, if it has the lock open. It cannot be
+    found if the node has no data folder, if it belongs to another user, or without /proc.
+    """
+    for part in PARTS if data_dir else ():
+        lock = Path(data_dir, part, "lock").resolve()
+        with suppress(OSError, ValueError):
+            process = int(lock.read_text())
+            if str(lock) in _open_files(process):
+                return process
+    return 0
+
+
+def _has_port(process: int, port: int, kind: socket.SocketKind) -> bool:
+    """Whether a process listens on a port. `process` is 0 if it is not known."""
+    table, listens = ("tcp", "0A") if kind is socket.SOCK_STREAM else ("udp", "07")
+    lines: list[str] = []
+    for name in (table, f"{table}6"):
+        with suppress(OSError):
+            lines += Path("/proc/net", name).read_text().splitlines()[1:]
+    sockets = set()
+    for line in lines:
+        _, local, _, state, *_, inode = line.split()[:10]
+        if state == listens and int(local.rpartition(":")[2], 16) == port:
+            sockets.add(f"socket:[{inode}]")
+    return bool(process) and not sockets.isdisjoint(_open_files(process))
+
+
+def _open_files(process: int) -> set[str]:
+    """The files and sockets that a process has open, as Linux names them; empty if unknown."""
+    found = set()
+    with suppress(OSError):
+        for file in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed in the meantime
+                found.add(os.readlink(file))
+    return found

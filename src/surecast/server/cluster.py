@@ -13,6 +13,7 @@ process ends, however it ends. `surecast up`, `surecast demo` and tests use this
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from surecast.endpoint.http_get import http_get
 from surecast.errors import SurecastError, UsageError
 from surecast.server.config import parse_address
 from surecast.server.layout import Layout, Planned
+from surecast.server.logs import ALARM_OVER
 from surecast.storage.modes import open_file
 
 __all__ = ["Cluster", "ClusterError"]
@@ -34,6 +36,9 @@ __all__ = ["Cluster", "ClusterError"]
 LOOK_S = 0.1  # interval between checks while waiting for processes to become ready
 STOP_S_MAX = 20  # a process that runs for longer after SIGTERM is killed
 LAST_LINES = 12  # the number of log lines that are shown if a process ends unexpectedly
+# Lines of a log (logs.py) that say that an alarm is raised or over; groups: its node and code.
+_ALARM = re.compile(r"\S+ +warning +(\S+): ([a-z]+(?:-[a-z]+)*): ")
+_OVER = re.compile(rf"\S+ +info +(\S+): {ALARM_OVER}(\S+)$")
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
@@ -54,6 +59,8 @@ class Cluster:
         self.nodes = {node.name: node for node in layout.nodes}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self._read: dict[str, int] = {}  # how many bytes of each log `warnings` has read
+        # Node and code of alarms that `warnings` has yielded and that are not over.
+        self._alarms: set[tuple[str, str]] = set()
 
     # ------------------------------------------------------------ start and stop
 
@@ -154,7 +161,8 @@ class Cluster:
                 yield name, code
 
     def warnings(self) -> Iterator[str]:
-        """The lines with level warning or above that were logged since the last call."""
+        """The lines with level warning or above that were logged since the last call, and those
+        which say that an alarm among these lines is over."""
         for name, node in self.nodes.items():
             path = self.layout.log(node)
             if name not in self._read or path.stat().st_size <= self._read[name]:
@@ -167,7 +175,18 @@ class Cluster:
             for line in whole.decode(errors="replace").splitlines():
                 # A line begins with the time and the level (logs.py), then comes the message.
                 if any(f" {level} " in line[:40] for level in ("warning", "error", "critical")):
+                    if raised := _ALARM.match(line):
+                        self._alarms.add((raised[1], raised[2]))
                     yield line
+                elif (over := _OVER.match(line)) and (over[1], over[2]) in self._alarms:
+                    self._alarms.remove((over[1], over[2]))
+                    yield line
+
+    def skip_warnings(self) -> None:
+        """Leave out the lines that were logged until now, and the ends of the alarms in them."""
+        for _ in self.warnings():
+            pass
+        self._alarms.clear()
 
     def last_lines(self, name: str) -> str:
         """The last lines of a node's log, to be shown in an error message."""

@@ -31,7 +31,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from surecast.core.names import is_name
@@ -184,9 +184,13 @@ def make_app(
         for operation in OPERATIONS
     ]
     app = Starlette(
-        routes=routes, exception_handlers={HTTPException: pages.explain, Exception: _answer_500}
-    )
+        routes=routes,
+        exception_handlers={
+            405: pages.wrong_method, HTTPException: pages.explain, Exception: _answer_500,
+        },
+    )  # fmt: skip
     app.state.pages = pages
+    app.router.default = _no_such_path
     app.router.redirect_slashes = False  # a redirect would use the client's Host header
     return app
 
@@ -433,6 +437,14 @@ class Pages:
         if self.bodies_bytes > self.limits.bodies_bytes_max:
             raise HTTPException(503, "too many bytes of requests at a time (http.bodies_bytes_max)")
 
+    async def wrong_method(self, request: Request, _problem: Exception) -> Response:
+        """The answer for a path that does not have the method of the request."""
+        # Each route has one operation, so several may have the same path.
+        routes = [r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE]
+        allowed = ", ".join(sorted({method for route in routes for method in route.methods}))
+        text = f"{request.method} is not allowed here; allowed: {allowed}; see /openapi.json"
+        return await self.explain(request, HTTPException(405, text, {"allow": allowed}))
+
     async def explain(self, request: Request, problem: Exception) -> Response:
         """The answer for an HTTPException; logged unless its status is in ORDINARY."""
         assert isinstance(problem, HTTPException)
@@ -457,6 +469,10 @@ def _position(text: str) -> int:
 
 def _json(content: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+async def _no_such_path(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    raise HTTPException(404, "there is no such path; /openapi.json lists all paths")
 
 
 async def _answer_500(_request: Request, _problem: Exception) -> Response:

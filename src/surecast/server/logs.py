@@ -7,13 +7,15 @@ from datetime import UTC, datetime
 
 from surecast.server.config import LogConfig
 
-__all__ = ["set_up"]
+__all__ = ["ALARM_OVER", "TextFormatter", "set_up"]
+
+ALARM_OVER = "this alarm is over: "  # then the code of the alarm, at the end of the line
 
 
 def set_up(config: LogConfig) -> None:
     """Send the log of the whole process to stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if config.format == "json" else _Text())
+    handler.setFormatter(_Json() if config.format == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(config.level.upper())
@@ -21,7 +23,7 @@ def set_up(config: LogConfig) -> None:
         logging.getLogger(noisy).setLevel(max(root.level, logging.WARNING))
 
 
-class _Text(logging.Formatter):
+class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = f"{_time(record)} {record.levelname.lower():7} {record.getMessage()}"
         return line + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")

@@ -151,7 +151,7 @@ class _ServerProcess:
                 lasted = self.raised.pop(key)
                 # The log says that an alarm is over only if no other alarm has the same code.
                 if lasted >= CHECKS_BEFORE_LOG and key[0] not in codes:
-                    log.info("%s: this alarm is over: %s", self.config.name, key[0])
+                    log.info("%s: %s%s", self.config.name, logs.ALARM_OVER, key[0])
             for key, alarm in now.items():
                 lasted = self.raised[key] = self.raised.get(key, 0) + 1
                 # `_log_start` has already logged "in-memory".

@@ -37,7 +37,9 @@ INTRO = """\
 `surecast serve FILE` reads one TOML file. The quickest way to get such files is `surecast up`,
 which writes them for a deployment on one machine (`out/up/config`). `surecast serve FILE
 --check-config` shows what a file means, and checks that it can run on this machine: free ports, a
-data folder that can be written. The exit code is 0 if there is no problem, otherwise 2.
+data folder that can be written. The exit code is 0 if there is no problem, otherwise 2. Ports that
+this node itself uses because it is running are only a warning (a node without a data folder cannot
+be recognised).
 
 Later sources override earlier ones:
 
