@@ -577,10 +577,10 @@ class TrustsForkedSnapshots(Replica):
     """Without R4: a saved publishers' state stays valid for positions that were truncated since."""
 
     def _drop_fork(self) -> None:
-        kept = {log: state.kept for log, state in self.logs.items()}
+        kept = {log: state.publishers_kept for log, state in self.logs.items()}
         super()._drop_fork()
         for log, state in self.logs.items():
-            state.kept = kept[log]
+            state.publishers_kept = kept[log]
 
 
 class _NeverTruncates(Dedup):

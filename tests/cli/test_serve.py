@@ -121,8 +121,8 @@ def test_check_config_recognises_the_running_node(tmp_path: Path) -> None:
     with Served(tmp_path, durable=True) as served:
         checked = surecast_here("serve", str(served.config), "--check-config")
         assert checked.returncode == 0, checked.stdout
-        by = f"in use by this node, which is running (process {served.popen.pid})"
-        assert f"WARNING: node.listen and node.http: {by}" in checked.stdout
+        by = f"in use by process {served.popen.pid}, which is a server on this data folder"
+        assert f"WARNING: node.data_dir, node.listen, node.http: {by}" in checked.stdout
         as_json = surecast_here("serve", str(served.config), "--check-config", "--json")
         found: dict[str, Any] = json.loads(as_json.stdout)
         assert (found["ok"], found["problems"], len(found["warnings"])) == (True, [], 1)

@@ -394,9 +394,9 @@ def test_flush_raises_errors_of_publish_soon() -> None:
             stream.publish_soon(b"behind it")
             with pytest.raises(PublishError, match="1 events of publish_soon"):
                 await client.flush()
-            assert sent.whole is not None
+            assert sent.positions is not None
             with pytest.raises(PublishError):
-                await sent.whole
+                await sent.positions
             await client.flush()  # the error is reported once
             assert await stream.publish(b"fine again") == 1
 

@@ -28,7 +28,7 @@ def open_questions() -> None:
         node: Any = SimpleNamespace(give=commands.append, codec=Codec(message_types()))
         client.node = node
         tokens = [client.watch(WhichStreams("a"), lambda answer: None) for _ in range(2)]
-        with pytest.raises(UsageError, match="2 questions of this client are open"):
+        with pytest.raises(UsageError, match="this client has 2 open queries"):
             client.watch(WhichStreams("b"), lambda answer: None)
         assert len(commands) == 2
         client.drop(tokens[0])

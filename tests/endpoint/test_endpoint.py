@@ -41,17 +41,17 @@ class Outbox:
 
     def publish_batch(self, _batch: Batch, _size: int) -> tuple[Any, Any]:
         loop = asyncio.get_running_loop()
-        placed, whole = loop.create_future(), loop.create_future()
+        placed, positions = loop.create_future(), loop.create_future()
         if not self.ends:
             placed.set_exception(PublishError("not sent", maybe_taken=False))
-            return SimpleNamespace(whole=whole), placed
+            return SimpleNamespace(positions=positions), placed
         placed.set_result(0)
         end = self.ends.pop(0)
         if isinstance(end, Exception):
-            whole.set_exception(end)
+            positions.set_exception(end)
         elif end is not None:
-            whole.set_result(end)
-        return SimpleNamespace(whole=whole), placed
+            positions.set_result(end)
+        return SimpleNamespace(positions=positions), placed
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ TABLE: list[tuple[Callable[[Any], None], str, str]] = [
     (disks_lost, "disks-lost", "since epoch 2"),
     (distrusted, "disk-distrusted", "the journal is shorter than it was"),
     (ahead, "replica-ahead", "e-2"),
-    (damaged, "stream-damaged", "s: positions 10 to 11 and 20 to 30, 2 ranges"),
+    (damaged, "stream-damaged", "s: positions 10 to 11 and 20 to 30 (ranges: 2)"),
     (directory_damaged, "stream-damaged", "the region's directory: from entry 3 on"),
     (entries_lost, "entries-lost", "directory 2 to 3 named subscriptions 5 to 5"),
     (asking, "asking-regions", "waiting, for w"),
@@ -326,7 +326,7 @@ def test_many_damaged_streams_are_counted() -> None:
         )
     found = [alarm.what for alarm in alarms(server)]
     assert len(found) == NAMED_MAX + 1
-    assert found[0] == "n0: positions 10 to 11, 1 ranges"
+    assert found[0] == "n0: positions 10 to 11 (ranges: 1)"
     assert found[-1] == "and 3 more"
 
 

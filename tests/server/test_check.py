@@ -69,6 +69,46 @@ def both() -> tuple[socket.socket, socket.socket]:
     return tcp, udp
 
 
+def test_a_data_folder_in_use_is_a_warning_though_the_ports_are_free(tmp_path: Path) -> None:
+    lock = Folder(tmp_path / "log")
+    found = check(config(tmp_path))
+    lock.close()
+    assert found.problems == []
+    (warning,) = found.warnings
+    assert warning.startswith(f"node.data_dir: in use by process {os.getpid()}")
+
+
+def test_a_port_that_others_use_at_another_address_is_a_problem(tmp_path: Path) -> None:
+    """The running node's own port does not hide a socket of another process."""
+    lock = Folder(tmp_path / "log")
+    with socket.create_server(("127.0.0.1", 0)) as own:
+        port = own.getsockname()[1]
+        code = (
+            "import socket, sys\n"
+            f"server = socket.create_server(('127.0.0.2', {port}))\n"
+            "print(flush=True)\n"
+            "sys.stdin.read()\n"
+        )
+        other = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        with other:
+            assert other.stdin is not None
+            assert other.stdout is not None
+            other.stdout.readline()
+            found = check(config(tmp_path, http=f"127.0.0.2:{port}"))
+            other.stdin.close()
+    lock.close()
+    (problem,) = found.problems
+    assert problem.startswith(f"node.http: cannot listen on 127.0.0.2:{port}: Address already in")
+
+
+def test_a_lock_that_is_a_circle_of_links_is_no_running_node(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "lock").symlink_to("lock")
+    assert check(config(tmp_path)).warnings == []
+
+
 def test_ports_of_the_running_node_are_a_warning(tmp_path: Path) -> None:
     """This process has the data folder and the ports, as a running node has."""
     lock = Folder(tmp_path / "log")
@@ -79,8 +119,9 @@ def test_ports_of_the_running_node_are_a_warning(tmp_path: Path) -> None:
         assert check(checked) == (
             [],
             [
-                f"node.listen and node.http: in use by this node, which is running (process "
-                f"{os.getpid()}). To apply a change of the configuration, restart it"
+                f"node.data_dir, node.listen, node.http: in use by process {os.getpid()}, which is "
+                "a server on this data folder. If that is this node, restart it to apply a change "
+                "of the configuration; if not, give this node a data folder and ports of its own"
             ],
         )
         lock.close()  # the process that has the ports does not run this node any more
@@ -103,7 +144,7 @@ def test_a_port_of_another_process_is_a_problem_also_while_the_node_runs(tmp_pat
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         taken = f"127.0.0.1:{int(other.stdout.readline())}"
-        (found,) = problems(config(tmp_path, http=taken))
+        (found,) = check(config(tmp_path, http=taken)).problems
         assert found.startswith(f"node.http: cannot listen on {taken}: Address already in use")
         other.kill()
     lock.close()

@@ -4,7 +4,10 @@ An unknown parameter is refused: ignoring it once created streams that kept ever
 (`?retian=keep-last:9`).
 """
 
+import asyncio
 import re
+import urllib.error
+import urllib.request
 from typing import Any
 
 import pytest
@@ -233,6 +236,13 @@ def test_a_stream_is_deleted_by_http() -> None:
     run(main)
 
 
+def allow_header(url: str, method: str) -> str | None:
+    request = urllib.request.Request(url, method=method, headers={"Authorization": "Bearer secret"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=10)
+    return refused.value.headers["allow"]
+
+
 def test_a_wrong_path_and_a_wrong_method_say_what_exists() -> None:
     async def main() -> None:
         async with Open(token="secret") as region:
@@ -250,5 +260,6 @@ def test_a_wrong_path_and_a_wrong_method_say_what_exists() -> None:
                 assert said["error"] == (
                     f"{method} is not allowed here; allowed: {allowed}; see /openapi.json"
                 )
+                assert await asyncio.to_thread(allow_header, region.where(path), method) == allowed
 
     run(main)

@@ -33,6 +33,10 @@ async def _delete(name: str, url: str, token: str, as_json: bool) -> int:
     import surecast
 
     async with surecast.connect(url, token=token) as client:
+        if not await client.streams(name):
+            raise UsageError(
+                f"this region has no stream named {name!r}: `surecast streams` lists its streams"
+            )
         seq = await (await client.stream(name, create=False)).delete()
     if as_json:
         print(json.dumps({"stream": name, "deleted_at": seq}))

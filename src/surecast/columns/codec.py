@@ -3,9 +3,14 @@
 Arrow's metadata is a flatbuffer. For a fixed list of columns every byte of it is known, except a
 few integers at fixed offsets: the row count, the null count of each column, and offset and length
 of each buffer. The encoder packs these integers into a *template* of the other bytes; the result is
-byte for byte what pyarrow writes. The decoder makes its numpy views directly if the metadata of a
-body equals the template with the body's integers. Any other body (for example with another writer's
-padding) is checked and decoded by pyarrow (arrow.py).
+byte for byte what pyarrow writes. The decoder reads the data sizes and null counts from a body, and
+computes the metadata that the encoder would write for them. If the body begins with exactly these
+bytes, the decoder makes numpy views of the buffers. Any other body (for example with another
+writer's padding) is checked and decoded by pyarrow (arrow.py).
+
+A body has the binary columns key and value; with schema id 1 also tag. The body of a *dense* batch
+(every position has a row) has no other columns. A body with *explicit* positions also has the
+columns seq and time (see batch.py).
 
 `decode` always validates a body, because offsets that point outside the data would crash the
 process when they are used. It raises nothing but PeerError.
@@ -157,8 +162,8 @@ def _dense_fields(rows: int, nulls: int, key_size: int, value_size: int) -> tupl
 
 
 def _encode_dense(keys: Column, values: Column) -> bytes | None:
-    """The message of a dense batch without tags; None if a column's data do not start at offset 0
-    and fill its buffer."""
+    """The message of a dense batch without tags. None if the general code must make it: the values
+    have a validity bitmap, or a column's data do not start at offset 0 and fill its buffer."""
     offsets, data, valid, _ = keys
     value_offsets, value_data, value_valid, _ = values
     rows = value_offsets.size - 1

@@ -4,7 +4,7 @@ After a change of this file, also touch the files of the kernels that use it: nu
 kernel in its disk cache only if the kernel's own file has changed.
 """
 
-# Parameters are numpy arrays and numbers as the signatures say, which mypy cannot read.
+# Parameters have no annotations: numba takes their types from the kernels that call the function.
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
 
 @helper
 def tail(data, start, length):
-    """`length` (at most 8) bytes from `start`, padded with zeros; never reads past the data."""
+    """`length` (at most 8) bytes from `start` as a little-endian number, padded with zeros; never
+    reads past the data. Used for the last bytes of a string, and for short prefixes."""
     if length == 0:
         return _U(0)
     if start + 8 <= data.size:

@@ -124,7 +124,8 @@ class Control:
         self._check()
         if len(self._questions) >= QUESTIONS_MAX:
             raise UsageError(
-                f"{QUESTIONS_MAX:,} questions of this client are open: use fewer subscriptions"
+                f"this client has {QUESTIONS_MAX:,} open queries, which is the limit. Subscriptions"
+                " with a pattern or a name keep queries open: use fewer of them"
             )
         self.node.codec.check(question)
         token = next(self._tokens)
@@ -163,9 +164,9 @@ class Control:
         if (
             event.info is not None
             and not event.why
-            and self._open_in_own_layer(waiting[0], event.info)
+            and self._ask_other_layer(waiting[0], event.info)
         ):
-            return  # the answer of the other layer is the result
+            return  # wait for the other layer's answer
         _settle(waiting.popleft().opened, event)
         while waiting and waiting[0].opened.done():
             waiting.popleft()  # cancelled before it was sent
@@ -174,12 +175,14 @@ class Control:
         else:
             del self._opens[event.name]
 
-    def _open_in_own_layer(self, opening: _Opening, info: StreamInfo) -> bool:
-        """If the stream's delivery has a layer of its own that has not opened the stream yet, have
-        this layer open it, too. Returns whether that was necessary.
+    def _ask_other_layer(self, opening: _Opening, info: StreamInfo) -> bool:
+        """Called with the answer of a layer to `opening`: the stream exists. If another layer
+        publishes to streams of its delivery, ask that one to open the stream, too, and return True:
+        the answer of that layer is the result. Otherwise note which layer publishes, and return
+        False.
 
-        It is necessary if the user has opened the stream without `delivery=`. Then PUBLISHER has
-        opened it, and only the answer says which delivery the stream has.
+        The first layer is the wrong one if the user has opened the stream without `delivery=`: then
+        PUBLISHER was asked, and only its answer says which delivery the stream has.
         """
         layer = self._layer_of(info.delivery)
         if layer != self._layer_of(opening.spec.delivery):

@@ -67,9 +67,9 @@ class RegionLink:
     ) -> Node:
         """A new node that connects to the region's servers. The caller has to start it.
 
-        `role` is a word for the node's Hello, `factory` creates its state machine, and `listen` is
-        the address at which it accepts connections (None: it does not). For `on_deliver` and
-        `on_emit` see Node.
+        `role` describes the node to people, in its Hello (the first message of a connection);
+        `factory` creates its state machine; `listen` is the address at which it accepts connections
+        (None: it does not). For `on_deliver` and `on_emit` see Node.
         """
         node = _Watched(
             self._broken,

@@ -33,11 +33,14 @@ class SinkOptions:
     stream: str | None = None  # the target stream; None: each row names its target
     create: bool = True  # whether to create missing streams
     retain: Policy | None = None  # the retention of created streams
-    query: str | None = None  # the name of a batch job (queryId)
-    part: tuple[int, int] | None = None  # queryPart: the previous part's number, this part's number
+    # queryId: the name of a batch job; if the job is repeated, nothing is published twice.
+    query: str | None = None
+    # queryPart, for a batch job in parts: where the previous part ends (-1: none), where this ends.
+    part: tuple[int, int] | None = None
 
     @property
     def staging(self) -> str:
+        """The stream to which tasks write rows before the driver publishes them."""
         return staging_name(self.stream)
 
 
@@ -83,6 +86,7 @@ def check_target(name: str, where: str) -> None:
             f"{where}: {name!r} begins with _, which is reserved for Surecast's internal streams. "
             "Choose another name"
         )
+    # The name of its staging stream is longer, and otherwise as valid as the name itself.
     if not is_name(staging_name(name)):
         room = 255 - len(staging_name(""))
         raise UsageError(f"{where}: {name[:40]}… is longer than {room} characters")
@@ -92,8 +96,8 @@ def _part(text: str, query: str | None) -> tuple[int, int]:
     found = _PART.fullmatch(text)
     if query is None or found is None or int(found[1]) >= int(found[2]):
         raise UsageError(
-            "option queryPart needs a queryId, and has the form PREVIOUS..OWN: the number of the "
-            "part before (-1: none) and a higher number for this part, such as 499..600, not "
-            f"{text!r}"
+            "option queryPart needs a queryId, and has the form PREVIOUS..OWN: where the previous "
+            "part ends (-1: there is none) and where this part ends, a higher number, such as "
+            f"499..600, not {text!r}"
         )
     return int(found[1]), int(found[2])

@@ -64,20 +64,22 @@ def check(config: ServerConfig) -> Findings:
     if node.http:
         ports.append(("node.http", node.http, socket.SOCK_STREAM))
     running = _running(node.data_dir)
-    own: dict[str, None] = {}  # the keys whose addresses the running node itself uses
+    own: dict[str, None] = {}  # the keys whose addresses that process uses
     for key, text, kind in ports:
         address = parse_address(text)
         failure = _listen(address, kind)
         if failure is None:
             continue
-        if failure.errno == errno.EADDRINUSE and _has_port(running, address[1], kind):
+        if failure.errno == errno.EADDRINUSE and _has_port_alone(running, address[1], kind):
             own[key] = None
         else:
             found.problems.append(_of_port(key, address, kind, failure))
-    if own:
+    if running:
+        what = "".join(f", {key}" for key in own)
         found.warnings.append(
-            f"{' and '.join(own)}: in use by this node, which is running (process {running}). "
-            "To apply a change of the configuration, restart it"
+            f"node.data_dir{what}: in use by process {running}, which is a server on this data "
+            "folder. If that is this node, restart it to apply a change of the configuration; if "
+            "not, give this node a data folder and ports of its own"
         )
     return found
 
@@ -157,22 +159,23 @@ def _of_port(key: str, address: Address, kind: socket.SocketKind, failure: OSErr
 
 
 def _running(data_dir: str) -> int:
-    """The id of the process that runs this node, or 0 if none is found.
+    """The id of the process that runs a server on this data folder, or 0 if none is found.
 
     It is the process that the lock of the data folder names, if it has the lock open. It cannot be
     found if the node has no data folder, if it belongs to another user, or without /proc.
     """
     for part in PARTS if data_dir else ():
-        lock = Path(data_dir, part, "lock").resolve()
+        lock = os.path.realpath(os.path.join(data_dir, part, "lock"))
         with suppress(OSError, ValueError):
-            process = int(lock.read_text())
-            if str(lock) in _open_files(process):
+            process = int(Path(lock).read_text())
+            if lock in _open_files(process):
                 return process
     return 0
 
 
-def _has_port(process: int, port: int, kind: socket.SocketKind) -> bool:
-    """Whether a process listens on a port. `process` is 0 if it is not known."""
+def _has_port_alone(process: int, port: int, kind: socket.SocketKind) -> bool:
+    """Whether a process listens on a port, and no other process does, at whatever address.
+    `process` is 0 if it is not known."""
     table, listens = ("tcp", "0A") if kind is socket.SOCK_STREAM else ("udp", "07")
     lines: list[str] = []
     for name in (table, f"{table}6"):
@@ -183,7 +186,7 @@ def _has_port(process: int, port: int, kind: socket.SocketKind) -> bool:
         _, local, _, state, *_, inode = line.split()[:10]
         if state == listens and int(local.rpartition(":")[2], 16) == port:
             sockets.add(f"socket:[{inode}]")
-    return bool(process) and not sockets.isdisjoint(_open_files(process))
+    return bool(process and sockets) and sockets <= _open_files(process)
 
 
 def _open_files(process: int) -> set[str]:

@@ -13,13 +13,14 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from surecast.errors import ConfigError, StorageError
 from surecast.runtime.addresses import show_address
 from surecast.runtime.run import run as run_loop
 from surecast.server import logs
-from surecast.server.alarms import alarms
+from surecast.server.alarms import Alarm, alarms
 from surecast.server.config import ServerConfig
 from surecast.server.http import HttpPort
 from surecast.server.region import RegionServer
@@ -58,6 +59,32 @@ def serve(config: ServerConfig) -> int:
     return code
 
 
+class AlarmLog:
+    """Decides which alarms are logged: each when several checks in a row have found it, and each
+    code again when no alarm with this code is left."""
+
+    def __init__(self) -> None:
+        # Alarm, as (code, text up to the first comma) → the number of checks that have found it.
+        # The rest of the text may contain a time that changes.
+        self._found: dict[tuple[str, str], int] = {}
+        self._logged: set[str] = set()  # codes
+
+    def check(self, alarms: Sequence[Alarm]) -> tuple[list[str], list[Alarm]]:
+        """Returns the codes that are over, and the alarms that are to be logged."""
+        now = {(alarm.code, alarm.what.split(",")[0]): alarm for alarm in alarms}
+        self._found = {key: self._found.get(key, 0) + 1 for key in now}
+        over = sorted(self._logged - {code for code, _ in now})
+        self._logged.difference_update(over)
+        # `_log_start` has already logged "in-memory".
+        lasting = [
+            alarm
+            for key, alarm in now.items()
+            if self._found[key] == CHECKS_BEFORE_LOG and alarm.code != "in-memory"
+        ]
+        self._logged.update(alarm.code for alarm in lasting)
+        return over, lasting
+
+
 class _ServerProcess:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
@@ -66,8 +93,7 @@ class _ServerProcess:
         self.stop_requested = asyncio.Event()
         self.signals = 0
         self.ready = False
-        # Alarm, as (code, first part of its text) → the number of checks that have found it.
-        self.raised: dict[tuple[str, str], int] = {}
+        self.alarm_log = AlarmLog()
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -143,21 +169,12 @@ class _ServerProcess:
             if not self.ready and not not_ready(self.server):
                 self.ready = True
                 log.info("%s: ready", self.config.name)
-            # An alarm is the same as before if its code and its text up to the first comma are the
-            # same: the rest of the text may contain a time that changes.
-            now = {(a.code, a.what.split(",")[0]): a for a in alarms(self.server)}
-            codes = {code for code, _ in now}
-            for key in [key for key in self.raised if key not in now]:
-                lasted = self.raised.pop(key)
-                # The log says that an alarm is over only if no other alarm has the same code.
-                if lasted >= CHECKS_BEFORE_LOG and key[0] not in codes:
-                    log.info("%s: %s%s", self.config.name, logs.ALARM_OVER, key[0])
-            for key, alarm in now.items():
-                lasted = self.raised[key] = self.raised.get(key, 0) + 1
-                # `_log_start` has already logged "in-memory".
-                if lasted == CHECKS_BEFORE_LOG and alarm.code != "in-memory":
-                    text = f"{alarm.code}: {alarm.what}. {alarm.means} {alarm.todo}"
-                    log.warning("%s: %s", self.config.name, text)
+            over, lasting = self.alarm_log.check(alarms(self.server))
+            for code in over:
+                log.info("%s: this alarm is over: %s", self.config.name, code)
+            for alarm in lasting:
+                text = f"{alarm.code}: {alarm.what}. {alarm.means} {alarm.todo}"
+                log.warning("%s: %s", self.config.name, text)
             await asyncio.sleep(LOOK_S)
 
 

@@ -23,7 +23,8 @@ class Row(msgspec.Struct):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """`problems` lists lost, duplicated and refused events; if there are any, no row counts."""
+    """The result of a benchmark. `problems` lists errors, such as lost, duplicated, refused or
+    misordered events. If there is any, none of the rows is valid."""
 
     bench: str
     rows: list[Row]
@@ -34,6 +35,7 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def exact(self) -> bool:
+        """Whether no problem was found, so that the rows are valid."""
         return not self.problems
 
     def to_json(self) -> bytes:
@@ -67,7 +69,8 @@ def _short(value: Any) -> str:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest sample that at least `share` of all samples do not exceed; exact."""
+    """The smallest sample such that at least the fraction `share` of all samples is less than or
+    equal to it; not interpolated. The samples must be in ascending order."""
     if not ordered:
         raise ValueError("no samples to compute a quantile of")
     place = -(-round(share * len(ordered) * 1e9) // 10**9)  # rounded up, without float errors

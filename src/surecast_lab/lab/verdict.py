@@ -87,11 +87,11 @@ class Verdict(msgspec.Struct, kw_only=True):
     scale: str  # how large this run was
     seeds: list[int]
     notes: list[str]  # interpretations of the paper, and all differences from it
-    # The following fields are set by the run.
+    # The following fields are set by `run` in lab/run.py, which runs the whole experiment.
     quick: bool = False  # whether this was the small variant for tests
     points: int = 0
-    points_s: float = 0.0  # duration of all points together, with those of earlier runs
-    wall_s: float = 0.0  # duration of this run; short if all points existed before
+    points_s: float = 0.0  # sum of the durations of all points, including reused ones
+    wall_s: float = 0.0  # duration of the call of `run`; short if all points were reused
     ran: str = ""  # where the points ran
     date: str = ""
     commit: str = ""
@@ -105,9 +105,9 @@ class Verdict(msgspec.Struct, kw_only=True):
 class Experiment:
     """One figure or table of a paper.
 
-    `by` and `values` are all columns of its rows except "seed", with their types (str, int, float
-    or bool): rows that agree in `by` differ only in their seed, and `values` are averaged over
-    seeds.
+    `by` (parameters) and `values` (measurements) together are the columns of its rows, except
+    "seed", with their types (str, int, float or bool). Rows with the same `by` are the results of
+    different seeds, and their `values` are averaged.
     """
 
     id: str  # "sprinkler-e5"

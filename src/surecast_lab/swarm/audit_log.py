@@ -1,13 +1,15 @@
 """The logs that clients of a large run (such as the demo) record, as columns in numpy arrays.
 
-The publisher's log has a row for every event it published, in order, with the acknowledged
-position. A reader's log has a row for every event delivered to it. In such a run all keys and all
-values have eight bytes. So each is stored as one 64-bit number, and comparing the numbers compares
-the bytes.
+The publisher's log has a row for every event it *offered* (passed to the client library), in order,
+with the position if it was acknowledged. A reader's log has a row for every event delivered to it.
+In such a run all keys and all values have eight bytes. So each is stored as one 64-bit number, and
+comparing the numbers compares the bytes.
 
-A log also has *marks*: pairs of a time and the position that the client had reached then. Figures,
-and the longest pauses, are computed from the marks; the verdict (`audit.py`) does not use them. All
-times are nanoseconds of the machine's monotonic clock, which is the same for all its processes.
+A log also has *marks*: pairs of a time and the client's progress at that time. The progress of a
+reader is the next position it will read; that of a publisher is the number of its acknowledged
+events. Figures, and the longest pauses, are computed from the marks; the verdict (`audit.py`) does
+not use them. The times `at_ns`, `offered_ns` and `got_ns` are nanoseconds of the machine's
+monotonic clock, which is the same for all its processes.
 """
 
 from dataclasses import dataclass, field
@@ -49,8 +51,8 @@ def _no_numbers() -> Int64s:
 
 @dataclass(slots=True)
 class Marks:
-    """Times, and the position that a reader had reached at each; for a publisher, the number of
-    events acknowledged by then."""
+    """Times, and the client's progress at each: for a reader, `position` is the next position it
+    will read; for a publisher, it is the number of events acknowledged by then."""
 
     at_ns: Int64s = field(default_factory=_no_numbers)
     position: Int64s = field(default_factory=_no_numbers)
@@ -73,12 +75,12 @@ class ReadEvents:
 
     A reader that requests voids (ranges of positions with obsolete events) records them. If a
     reader does not request them, `voids` is None, and a position without an event may be void or
-    lost; the judge decides which.
+    lost; `audit.py` decides which.
     """
 
     reader: str
     seq: Int64s
-    time_us: Int64s  # since 1970, in the unit that batches and events share
+    time_us: Int64s  # each event's time in the stream: microseconds since 1970
     key: Words
     value: Words
     voids: npt.NDArray[np.int64] | None = None  # rows of (lo, hi): void positions, half-open

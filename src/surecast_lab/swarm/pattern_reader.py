@@ -1,9 +1,9 @@
 """A test application that reads all streams that match a pattern, and records its deliveries.
 
-The process swarms use it. It reads by the public API and writes to a file, its delivery log. After
-a restart it reads every stream from its first position, and records only events after the end of
-its delivery log. It leaves out streams that its version of the software cannot read; its status has
-the warnings that the client library logged about these.
+Fault tests with real processes use it (`process_cluster.py`). It reads through the public API and
+writes to a file, its delivery log. After a restart it reads every stream from its first position,
+and records only events after the end of its delivery log. The client library leaves out streams
+that its version cannot read and logs a warning; `status` returns these warnings.
 """
 
 import asyncio
@@ -65,6 +65,7 @@ class PatternReader:
             await self.client.close()
 
     def failures(self) -> list[asyncio.Future[None]]:
+        """Futures that are done when the reader has failed (see `testing/workers.py`)."""
         return [self.over]
 
     async def _work(self) -> None:
@@ -92,7 +93,7 @@ class PatternReader:
         if news:
             self.delivery_log.take(stream, tuple(as_batches(stream, news, start)))
 
-    # ------------------------------------------------------------ commands
+    # ------------------------------------------------------------ commands of the parent process
 
     def status(self) -> dict[str, Any]:
         return {

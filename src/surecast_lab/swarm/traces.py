@@ -42,6 +42,8 @@ def trace_read(folder: Path, stream: str, region: str, log: ReadEvents) -> None:
     if places is None:  # the log has no order of voids: put each one before the next event
         places = np.searchsorted(log.seq, voids[:, 0])
     count = log.seq.size
+    # Sort keys: event i (from 0) has 2 * i + 1. A void after k events has 2 * k, and so precedes
+    # event k.
     order = np.argsort(np.concatenate((np.arange(count) * 2 + 1, places * 2)), kind="stable")
     nothing = pa.nulls(len(voids), pa.binary())
     table = pa.table(

@@ -104,7 +104,9 @@ def test_a_large_snapshot_is_not_saved_for_each_compaction() -> None:
     harness.write()
     later = CompactLog(LOG, 4, 9, encode_voids({}), 4096)
     state = harness.replica.logs[LOG]
-    state.kept_bytes = 1 << 20  # as if it were large: the next one is written a second later
+    state.publishers_kept_bytes = (
+        1 << 20
+    )  # as if it were large: the next one is written a second later
     harness.disk_queue.clear()
     harness.give(later)
     assert not [effect for effect in harness.disk_queue if isinstance(effect, SaveState | Compact)]

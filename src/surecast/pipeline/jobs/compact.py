@@ -233,7 +233,7 @@ def _literal(data: bytes) -> Column:
     return F.lit(bytearray(data))
 
 
-# ---------------------------------------------------------------- runs, where the rows are
+# ---------------------------------------------------------------- runs, in the executors
 
 
 def _run_maker(bucket: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

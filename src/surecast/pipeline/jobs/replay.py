@@ -89,8 +89,9 @@ def _done_before(events: DataFrame, options: Mapping[str, str], name: str) -> tu
     if found > outcome.rows:
         raise UsageError(
             f"replay {name!r} has published {outcome.rows:,} events up to position {outcome.done}, "
-            f"and these rows have {found:,} up to there: a replay only continues after its "
-            "position. Replay them under another name"
+            f"but these rows have {found:,} events up to that position. A replay that continues "
+            "publishes only later positions, so the additional events would be left out. Replay "
+            "these rows under another name"
         )
     return found, outcome.done
 

@@ -1,4 +1,4 @@
-"""Functions on runs of positions, in numpy: the part of `compact` that runs where the rows are.
+"""Functions on runs of positions, in numpy. The Spark job `compact` calls them in its executors.
 
 A *run* is a range of positions that are all live, or all void (without an event). Each executor
 replaces its rows by a few runs, so that little data moves through the cluster. Positions are
@@ -21,14 +21,14 @@ __all__ = [
     "Runs",
     "cut",
     "numpy_of",
-    "runs_where",
     "together",
 ]
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-# The columns of runs: lo, hi, a flag (in `compact`: whether it is live), and a number that belongs
-# to the run's last row (in `compact`: its time).
+# The columns of runs: lo and hi (a run is the range [lo, hi); the first position is 1), a flag (in
+# `compact`: whether it is live), and a number (in `compact`: the time of the run's last row; the
+# pieces of a run that is cut all keep it).
 Runs = tuple[Ints, Ints, Flags, Ints]
 
 BUCKET: Final = 1 << 20  # positions that one task processes together
@@ -55,6 +55,7 @@ def together(lo: Ints, hi: Ints, flag: Flags, number: Ints) -> Runs:
 
 def cut(lo: Ints, hi: Ints, flag: Flags, number: Ints, bucket: int) -> Runs:
     """Cut runs at the edges of buckets."""
+    # The buckets of the positions lo and hi - 1. Bucket 0 begins at position 1.
     first, last = (lo - 1) // bucket, (hi - 2) // bucket
     pieces = last - first + 1
     if not (pieces > 1).any():
@@ -64,9 +65,3 @@ def cut(lo: Ints, hi: Ints, flag: Flags, number: Ints, bucket: int) -> Runs:
     nth = np.arange(of.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     begin = (first[of] + nth) * bucket + 1
     return np.maximum(lo[of], begin), np.minimum(hi[of], begin + bucket), flag[of], number[of]
-
-
-def runs_where(flags: Flags, first: int) -> tuple[Ints, Ints]:
-    """The runs (lo, hi) of positions whose flag is set; `flags` begins at position `first`."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))
-    return first + edges[::2], first + edges[1::2]

@@ -17,17 +17,19 @@ delivered/  a row for every event and range that a reader received, in the order
     seq bigint          its position; for a void or lost range, the last position
     range bigint        number of positions: 1 for an event, otherwise the size of the range
     key binary, value binary
-    timestamp timestamp  the event's time as the stream has it
+    timestamp timestamp  the time that the owner of the stream assigned to the event
     got_ns bigint       when it was delivered; null if not measured
 
 readers/    a row for every reader, also for one that received nothing
     stream string, region string, reader string
     first bigint        the position from which it was to read
-    voids boolean       whether it requested voids, so that no position may be skipped
-    malformed bigint    number of events that it could not record because they were changed
+    voids boolean       whether it requested voids; if true, its rows must cover every position
+    malformed bigint    number of damaged events that it could not represent in `delivered`; the
+                        demo's readers record only keys and values of eight bytes
 
-`offered_ns` and `got_ns` are nanoseconds of the same clock. On one machine, CLOCK_MONOTONIC is the
-same for all processes. Between machines, the error of a latency is the difference of their clocks.
+A latency is `got_ns` - `offered_ns`, so both must be nanoseconds of the same clock. On one machine,
+CLOCK_MONOTONIC is the same for all processes. With processes on several machines, use their
+synchronised system time; a latency is then wrong by the difference between two machines' clocks.
 """
 
 from __future__ import annotations

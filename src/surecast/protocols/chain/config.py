@@ -1,6 +1,6 @@
 """The configuration of a chain.
 
-R1 to R10 are rules of the pages in docs/protocols.
+R4 and R6 are rules in docs/protocols/chain.md.
 """
 
 from dataclasses import dataclass
@@ -19,18 +19,21 @@ class ChainConfig:
     name: Peer  # this replica
     service: Peer  # the configuration service: the region's witness
     replicas: int = 3  # how many replicas the chain should have: f + 1, to survive f crashes
-    # With fewer live replicas than this, publishes wait. 0 means 2, or 1 in a single-replica
+    # With fewer members in the chain than this, publishes wait. 0 means 2, or 1 in a single-replica
     # region (R6).
     min_replicas: int = 0
     heartbeat_ns: int = 50 * MS  # how often neighbours send each other a heartbeat
     suspect_ns: int = 500 * MS  # a neighbour that is silent for this time is proposed for removal
     watch_ns: int = 1 * SECOND  # how often the configuration service is queried
-    # How often the service is queried while logs grow. Each query reports our disk's serial number.
+    # How often the service is queried while logs grow. Each query reports a counter that is saved
+    # on our disk and rises with every start and every save (`save_ns`): with it the service detects
+    # that the disk was replaced by an older copy.
     count_ns: int = 200 * MS
     # How often a replica repeats an unanswered Sync, the request for what its logs lack.
     sync_ns: int = 200 * MS
     save_ns: int = 100 * MS  # how often the committed ends of logs are saved
-    # Most batches of a publisher that the region has not acknowledged yet (R3).
+    # How many batches of one publisher may be unacknowledged. Clients keep to this limit; replicas
+    # do not check it, but remember twice as many batches, to recognise retries.
     inflight_max: int = 64
     # A publisher that was idle for this time is forgotten: its retries are refused (R4).
     publisher_ttl_ns: int = 7 * 24 * 3600 * SECOND

@@ -27,25 +27,26 @@ class LogState:
     """One log at this replica. `committed` <= `stored` <= `end`; each is the first position beyond
     the range it describes."""
 
-    dedup: Dedup
+    dedup: Dedup  # the *publishers' state*: which batches were accepted from each publisher
     end: int = 1  # appended here
     stored: int = 1  # on disk here
-    committed: int = 1  # on disk at every replica
+    committed: int = 1  # on disk at every member of the chain, as far as this replica knows
     known: int = 1  # the committed end that the predecessor (for a learner: the tail) reported
-    time_ns: int = 0  # of the newest event; never decreases (R10)
+    time_ns: int = 0  # of the newest event; never decreases (docs/protocols/streams.md, R10)
     pending: deque[Pending] = field(default_factory=deque)
     attempt: int = 0  # rises with each retry of appends, to ignore completions of earlier attempts
     failed: bool = False  # a write failed; the pending appends wait for the next attempt
     # The parts received so far of the publishers' state (message Publishers).
     parts: Parts = field(default_factory=Parts)
-    kept: int = 1  # the publishers' state on disk covers the positions below this one
-    saves: int = 0  # how often the publishers' state was written: only the last write counts
+    publishers_kept: int = 1  # the publishers' state on disk covers the positions below this one
+    # Rises with each write of the publishers' state, to ignore completions of earlier writes.
+    saves: int = 0
     # A compaction that waits until the publishers' state may be written again
     # (`ChainConfig.snapshot_ns_per_byte`); None: none waits.
     compacting: CompactLog | None = None
     # When the publishers' state was last written for a compaction; at first, long ago.
-    kept_ns: int = -1 << 62
-    kept_bytes: int = 0  # the size of that state
+    publishers_kept_ns: int = -1 << 62
+    publishers_kept_bytes: int = 0  # the size of that state
     # At the head: submissions that are not answered yet, by token: (end, first position) of the
     # batch. Answered once the committed end reaches the batch's end.
     waiting: dict[Any, tuple[int, int]] = field(default_factory=dict)

@@ -283,7 +283,7 @@ class Replica(Roles):
             if lineage == self.saved.lineage:
                 state = self.logs[command.log]
                 if saves == state.saves:  # else another state was written after this one
-                    state.kept = end
+                    state.publishers_kept = end
                 self._compact_now(command)
             else:  # the chain was founded again meanwhile
                 self.out.append(Emit(Rewritten(command.log, command.lo, command.hi, False)))
@@ -478,7 +478,7 @@ class Replica(Roles):
         """
         state = self.logs[log]
         state.saves += 1
-        state.kept = min(state.kept, end)
+        state.publishers_kept = min(state.publishers_kept, end)
         saved = msgspec.msgpack.encode((end, data, state.committed))
         self.out.append(SaveState(f"publishers/{log.hex()}", saved, token))
 
@@ -542,14 +542,18 @@ class Replica(Roles):
         on disk, because compacted batches no longer have their publishers and numbers."""
         state = self._log(inp.log)
         assert inp.hi <= state.committed, "only what is committed is compacted"
-        if inp.hi <= state.kept:
+        if inp.hi <= state.publishers_kept:
             # First save `committed`: after a restart, the events that made the compacted positions
             # void must still count as committed.
             token = ("compact", inp, self.saved.lineage, 0, 0)
             data = msgspec.msgpack.encode(state.committed)
             self.out.append(SaveState(f"committed/{inp.log.hex()}", data, token))
             return
-        wait_ns = state.kept_ns + state.kept_bytes * self.config.snapshot_ns_per_byte - self.now_ns
+        wait_ns = (
+            state.publishers_kept_ns
+            + state.publishers_kept_bytes * self.config.snapshot_ns_per_byte
+            - self.now_ns
+        )
         if wait_ns > 0:  # a large state is written once for several compactions
             state.compacting = inp
             self.out.append(SetTimer(("compact", inp.log), self.now_ns + wait_ns))
@@ -561,7 +565,7 @@ class Replica(Roles):
         state.dedup.forget()
         # Only up to the stored end: if a pending append fails, the saved state must not contain it.
         snapshot = self._publishers_at(state, state.stored)
-        state.kept_ns, state.kept_bytes = self.now_ns, len(snapshot)
+        state.publishers_kept_ns, state.publishers_kept_bytes = self.now_ns, len(snapshot)
         number = state.saves + 1  # that `_save_publishers` gives to this write
         token = ("compact", inp, self.saved.lineage, state.stored, number)
         self._save_publishers(inp.log, state.stored, snapshot, token)

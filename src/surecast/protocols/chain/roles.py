@@ -513,7 +513,7 @@ class Roles(HandlerMachine):
         state.attempt += 1
         state.failed = False
         state.dedup.truncate(state.committed)
-        state.kept = min(state.kept, state.committed)
+        state.publishers_kept = min(state.publishers_kept, state.committed)
         if log in self.holes:
             left = [(lo, min(hi, state.end)) for lo, hi in self.holes[log] if lo < state.end]
             self._set_holes(log, left)
@@ -524,7 +524,7 @@ class Roles(HandlerMachine):
         """Empty all logs: they belong to an older lineage, or may lack any of their positions."""
         for state in self.logs.values():
             self.counters["chain.discarded"] += 1
-            state.committed = state.known = state.kept = 1
+            state.committed = state.known = state.publishers_kept = 1
             state.time_ns = 0
             state.dedup = self._dedup()
             state.end = max(state.end, 2)  # above `committed`, so that `_drop_fork` truncates it

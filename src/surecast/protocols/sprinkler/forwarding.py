@@ -54,7 +54,7 @@ class Forwarding:
         """The client that an owner's answer is for; "" if `peer` is not a server of the owner."""
         copy = self.regions.streams.get(message.stream)
         if copy is None or self.regions.region_of.get(peer) != copy.info.owner:
-            return ""  # with forged acknowledgements a client could make others lose events
+            return ""  # perhaps forged: a client would believe that its events are stored
         return self.clients.get((message.stream, message.publisher), "")
 
     def on_ack(self, peer: Peer, message: Any) -> None:
@@ -87,8 +87,10 @@ class Forwarding:
         self.regions.send(target, message)
         return ""
 
-    def is_final(self, peer: Peer, message: Any) -> bool:
-        """Whether the owner's answer is a final refusal for the peers that wait for the stream."""
+    def take_refusal(self, peer: Peer, message: Any) -> bool:
+        """Take the answer to a forwarded create request. Returns whether it is a final refusal, of
+        which the peers that wait for the stream must be told. If the answer says that `peer` is no
+        longer the head of its region, the new head is used from now on."""
         if peer not in self.regions.region_of:
             return False
         if message.why == "not-head":

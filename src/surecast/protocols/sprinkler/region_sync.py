@@ -415,7 +415,7 @@ class RegionSync(HandlerMachine):
             case "create":
                 self._create(peer, message)
             case "opened":
-                if self.forwarding.is_final(peer, message):
+                if self.forwarding.take_refusal(peer, message):
                     self.command(Settle(message.name, message.why))
                 elif message.info is not None and message.info.delivery != NAME:
                     # The delivery of that stream works only within the owner's region.

@@ -14,11 +14,11 @@ __all__ = ["NAMED_MAX", "StreamsObserver"]
 
 LAG_HELP: Final = "positions from the saved position of the named subscription to the stream's end"
 OMITTED_HELP: Final = "series of streams_subscription_lag beyond streams.cursors_shown_max"
-NAMED_MAX: Final = 10  # streams that are listed by name; the others are only counted
+NAMED_MAX: Final = 10  # streams, and ranges of a stream, that alarms list; others are only counted
 
 
 class StreamsObserver:
-    """Implements `core.roles.Observer` for the layers of this role."""
+    """Implements `core.roles.Observer` for the role `streams` (role.py)."""
 
     codes: ClassVar[Mapping[str, Code]] = {
         "stream-quarantined": Code(
@@ -36,9 +36,10 @@ class StreamsObserver:
             "(force-new-stream).",
         ),
         "entries-lost": Code(
-            "Entries of the region's own logs could not be read, and no other replica has them: "
-            "streams of the directory return from other regions, named subscriptions start from "
-            "the beginning.",
+            "Entries of the region's own logs (the directory of streams, the positions of named "
+            "subscriptions) could not be read, and no other replica has them. Streams that are "
+            "missing in the directory are added again if other regions have them; named "
+            "subscriptions start from the beginning.",
             "Look for streams that are missing in `surecast streams`; check named subscriptions.",
         ),
     }
@@ -55,10 +56,10 @@ class StreamsObserver:
         for stream in holed[:NAMED_MAX]:
             holes = service.disk.holes(stream.stream_id)
             ranges = " and ".join(f"{lo} to {hi - 1}" for lo, hi in holes[:NAMED_MAX])
-            yield "stream-damaged", f"{stream.info.name}: positions {ranges}, {len(holes)} ranges"
+            yield "stream-damaged", f"{stream.info.name}: positions {ranges} (ranges: {len(holes)})"
         if len(holed) > NAMED_MAX:
             yield "stream-damaged", f"and {len(holed) - NAMED_MAX} more"
-        yield from _of_own_logs(service)
+        yield from _alarms_of_own_logs(service)
 
     def status(self, layers: Layers) -> Mapping[str, Any]:
         cursors: Cursors = layers["cursors"]
@@ -92,8 +93,9 @@ class StreamsObserver:
         yield Metric("streams_subscription_lag_omitted", OMITTED_HELP, total - shown)
 
 
-def _of_own_logs(service: StreamService) -> Iterator[tuple[str, str]]:
-    """The alarms of logs that are not streams."""
+def _alarms_of_own_logs(service: StreamService) -> Iterator[tuple[str, str]]:
+    """The alarms of the region's own logs, which are not streams: its directory of streams, and the
+    positions of its named subscriptions. If they are damaged, the code is `stream-damaged`, too."""
     names = {DIRECTORY: "directory", CURSORS: "named subscriptions"}
     for log, name in names.items():
         if log in service.hole_at:

@@ -1,4 +1,8 @@
-"""The simulated publisher (driver) of E2, E3 and E4, and the load that it publishes."""
+"""The simulated publisher of the experiments with a mesh (E2, E3, E4, economy), and its load.
+
+The paper calls a publisher a *driver*. It does not run state machines, as a driver in the sense of
+ARCHITECTURE.md does: it is itself a state machine.
+"""
 
 from collections import deque
 from dataclasses import dataclass
@@ -48,8 +52,8 @@ class Driver:
     only their number and size, so that the simulator needs only a few hundred messages for a second
     with a million events.
 
-    Its timers are "open" (create the stream), "publish" (the next batch) and "again" (send all
-    batches that are not acknowledged once more, after a refusal).
+    Its timers are "open" (create the stream), "publish" (the next batch) and "again" (after a
+    refusal: resend all batches that are not acknowledged).
     """
 
     def __init__(self, stream: str, head: str, load: Load, rng: Random) -> None:
