@@ -18,7 +18,7 @@ from surecast.core.streams import CURSORS, DIRECTORY
 from surecast.protocols.nakcast.config import NakcastConfig
 from surecast.protocols.nakcast.role import NAMED_MAX as NAKCAST_NAMED_MAX
 from surecast.protocols.nakcast.server import NakcastServer
-from surecast.protocols.streams.observe import NAMED_MAX
+from surecast.protocols.streams.observe import LISTED_MAX
 from surecast.runtime.session import UP
 from surecast.server import alarms as alarms_module
 from surecast.server.alarms import alarms, codes
@@ -213,7 +213,11 @@ TABLE: list[tuple[Callable[[Any], None], str, str]] = [
     (ahead, "replica-ahead", "e-2"),
     (damaged, "stream-damaged", "s: positions 10 to 11 and 20 to 30 (ranges: 2)"),
     (directory_damaged, "stream-damaged", "the region's directory: from entry 3 on"),
-    (entries_lost, "entries-lost", "directory 2 to 3 named subscriptions 5 to 5"),
+    (
+        entries_lost,
+        "entries-lost",
+        "directory: entries 2 to 3, named subscriptions: entries 5 to 5",
+    ),
     (asking, "asking-regions", "waiting, for w"),
     (forked, "stream-forked", "s: positions 7 to 9 are now in _quarantine.s.7"),
     (failing, "disk-failing", "writes fail, 5 in a row; 1 logs wait"),
@@ -303,7 +307,7 @@ def test_rising_numbers_do_not_make_a_new_alarm() -> None:
 
 def test_many_streams_are_counted() -> None:
     server = healthy()
-    for number in range(NAMED_MAX + 3):
+    for number in range(LISTED_MAX + 3):
         info = SimpleNamespace(name=f"n{number}")
         server.layers["streams"].streams[number] = SimpleNamespace(
             info=info, quarantined="bad", hole=0
@@ -312,20 +316,20 @@ def test_many_streams_are_counted() -> None:
             info=info, recovering_since_ns=0
         )
     found = [alarm.what for alarm in alarms(server)]
-    assert len(found) == NAMED_MAX + 2
-    assert found[NAMED_MAX] == "and 3 more"
+    assert len(found) == LISTED_MAX + 2
+    assert found[LISTED_MAX] == "and 3 more"
     assert found[-1].endswith("and 3 more")
 
 
 def test_many_damaged_streams_are_counted() -> None:
     server = healthy()
     server.layers["streams"].disk.holes = lambda log: [(10, 12)]
-    for number in range(NAMED_MAX + 3):
+    for number in range(LISTED_MAX + 3):
         server.layers["streams"].streams[number] = SimpleNamespace(
             info=SimpleNamespace(name=f"n{number}"), stream_id=number, quarantined="", hole=10
         )
     found = [alarm.what for alarm in alarms(server)]
-    assert len(found) == NAMED_MAX + 1
+    assert len(found) == LISTED_MAX + 1
     assert found[0] == "n0: positions 10 to 11 (ranges: 1)"
     assert found[-1] == "and 3 more"
 

@@ -71,8 +71,8 @@ def sim(
 ) -> None:
     """Test a protocol in the simulator: draw faults from each seed, repair them, then check.
 
-    Exits with 1 if a guarantee was violated, or if 50 or more seeds never reached some message
-    handler.
+    Exits with 1 if a guarantee was violated. With 50 or more seeds, also if no seed reached some
+    message handler; with 500 or more, also if no seed reached some transition of a state table.
     """
     if protocol not in swarms():
         raise typer.BadParameter(
@@ -89,21 +89,22 @@ def sim(
         if draw.suffix not in (".png", ".svg"):
             raise typer.BadParameter(f"{draw} is neither .png nor .svg", param_hint="--draw")
         demand_matplotlib()
-        writable(draw.parent)
+        writable(draw.parent)  # raises UsageError if it is not
     if on_spark and (draw is not None or jobs):
         raise typer.BadParameter(
             "cannot be combined with --draw or --jobs", param_hint="--on-spark"
         )
     if ledger is not None:
-        append_to_ledger(ledger)
+        append_to_ledger(ledger)  # without a line: only checks that the file can be written
     wanted = [seed] if seed is not None else list(range(first_seed, first_seed + seeds))
     started = time.perf_counter()
     if on_spark:
         results, master = _on_spark(protocol, wanted, master, parse_conf(conf))
     else:
-        found = run_seeds(protocol, wanted, jobs or os.cpu_count() or 1)
         if draw is not None and seed is not None:
             found = iter([run_and_draw(protocol, seed, draw)])
+        else:
+            found = run_seeds(protocol, wanted, jobs or os.cpu_count() or 1)
         results = _watched(protocol, found, len(wanted))
     summary = merge(protocol, results)
     if ledger is not None:
@@ -196,7 +197,7 @@ def render(protocol: str, summary: Summary, results: list[Result]) -> str:
         *([("mesh share from peers", f"{share:.0%}")] if (share := peer_share(summary)) else []),
         ("slowest to converge", f"{summary['settled_s_max']:.1f} s after the repair"),
         ("handlers reached", _share(summary["coverage"])),
-        ("transitions met", _share(summary["transitions"])),
+        ("transitions reached", _share(summary["transitions"])),
     ]
     if len(results) == 1 and results[0].get("trace_digest"):
         rows.append(("trace digest", results[0]["trace_digest"]))
@@ -205,7 +206,7 @@ def render(protocol: str, summary: Summary, results: list[Result]) -> str:
     if summary["unexercised"]:
         lines.append(f"never reached in any seed: {', '.join(summary['unexercised'])}")
     if summary["unmet"]:
-        lines.append("transitions of the state tables that no seed met:")
+        lines.append("transitions of the protocol's state tables that no seed reached:")
         lines += [f"  {label}" for label in summary["unmet"]]
     if summary["failing_seeds"]:
         lines.append("to repeat a failing seed:")

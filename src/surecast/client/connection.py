@@ -162,10 +162,10 @@ class Client:
         await self._close(caller_unless_failing(asyncio.current_task()), seconds_of(timeout))
 
     async def _close(self, by: object, limit_s: float | None = None) -> None:
-        """Close the client. `by` is the task or thread that closes it: the last event of a named
-        subscription is acknowledged if `by` received it, or a task that has ended without an error.
-        None: the caller is handling an exception, so no last event is acknowledged. `limit_s` is
-        the `timeout` of `close`."""
+        """Close the client. `by` is the task or thread that closes it. The last event of a named
+        subscription is acknowledged if it was received by `by`, or by a task that has ended without
+        an error. If `by` is None, the caller is handling an exception, and no last event is
+        acknowledged. `limit_s` is the `timeout` of `close`."""
         if self._state == "new":
             self._state = "closed"
         if self._state != "open":  # closed before, or this process is a forked child
@@ -384,7 +384,8 @@ class Client:
         return await self._locate(stream_id, ns_of(time), timeout)
 
     async def _locate(self, stream: LogId, time_ns: int, timeout: Timeout = None) -> int:
-        """The same as `locate`, with the time in nanoseconds since 1970; -1: the stream's end."""
+        """The same as `locate`, with the time in nanoseconds since 1970. A `time_ns` of -1 asks for
+        the end of the stream."""
         self._check()
         if not isinstance(stream, bytes):
             raise UsageError(f"a stream's id is bytes (Stream.stream_id), not {stream!r:.60}")

@@ -1,4 +1,4 @@
-"""Writes recordings: all inputs of a node between one start and its end, and what it did, as bytes.
+"""Encodes recordings: all inputs of a node from a start to its end, and digests of its effects.
 
 The asyncio driver makes recordings, the simulator replays them. A recording contains how the
 machine is built, what was on its disk, and then, for each step, the time, the whole input and a
@@ -14,9 +14,10 @@ Compacted, StoreFailed) is recorded with the number of its storage effect in pla
 
 Batches and messages follow the meta as frames of `core.wire`, which have their own CRCs.
 
-A type or label is written once, in a record of its own, before the first step that refers to it.
-After that it is referred to by its number (types and labels are counted from 0, each for
-themselves).
+The name of an input's type, and the label of an effect (the names of its type and of what it
+carries, for example "Send.chain/Forward"), are each written once, in a record of their own, before
+the first step that refers to them. Steps refer to them by number: types are counted from 0, and so
+are labels.
 
 A process that is killed leaves an unfinished record at the end. All records before it are whole,
 because the file is only appended to. `core.recording` reads recordings.
@@ -113,14 +114,18 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Kept(NamedTuple):
-    """A batch that was on the disk when the node started. Batches of a log are in order."""
+    """The next batch of a log on the disk. Recorded when the node starts, and after an `Ends`."""
 
     log: LogId
     batch: Batch
 
 
 class Ends(NamedTuple):
-    """A log ends at `end`, although the recorded effects appended more: an append failed."""
+    """A log is cut off at `end`; what is on the disk from there on follows (`Kept`, `Holed`).
+
+    When the node starts, `end` is 1. Later it is where the disk differs from the recorded effects,
+    because a write failed.
+    """
 
     log: LogId
     end: int
@@ -136,7 +141,8 @@ class Holed(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """A state that was on the disk when the node started; None: it does not exist."""
+    """A state on the disk, when the node starts or after a save of it failed. None: it does not
+    exist, because no save of it has succeeded."""
 
     name: str
     data: bytes | None
@@ -251,6 +257,7 @@ class Writer:
         values = [getattr(inp, name) for name, _ in form.fields]
         if type(inp) in ANSWERS:
             values[0] = self._answer(inp.token)
+        # Open fields may hold values of any type (`core.canon`); `plain` encodes the type, too.
         fields = [
             plain(value) if is_open else value
             for value, (_, is_open) in zip(values, form.fields, strict=True)

@@ -33,7 +33,8 @@ Transitions = Mapping[tuple[Any, str], frozenset[Any]]  # (state, input) → pos
 
 
 class StateTable(msgspec.Struct, frozen=True):
-    """The states and transitions of one kind of state. The value of each state describes it."""
+    """One kind of state: its states, and the transitions between them. The values of the enum
+    `states` are descriptions."""
 
     name: str
     states: type[Enum]
@@ -111,7 +112,7 @@ def watched(machine: Machine, met: Counter[str]) -> Step:
     """
     wrap = getattr(machine, "wrap_steps", None)
     if wrap is not None:
-        wrap(lambda layer: watched(layer, met))
+        wrap(lambda layer: watched(layer, met))  # from now on `machine.step` has the checks
     elif hasattr(machine, "state_tables"):
         return _Watched(cast(Stateful, machine), met).step
     return machine.step

@@ -1,4 +1,7 @@
-"""RegionLink: the addresses of a region's servers, and the nodes of a client connected to them."""
+"""RegionLink: the addresses of a region's servers, and the nodes through which a client uses them.
+
+A node runs one state machine over sockets. A client has one for control, and one for each reader.
+"""
 
 from __future__ import annotations
 

@@ -17,9 +17,11 @@ from surecast.columns.intervals import IntervalSet
 
 __all__ = ["EVENTS_MIN", "Range", "after", "cut"]
 
-EVENTS_MIN: Final = 100_000  # per task, unless there are fewer, or more tasks are requested
-EVENTS_MAX: Final = 1_000_000  # per task
-TASKS: Final = 16  # number of tasks if each then has EVENTS_MIN to EVENTS_MAX events
+# A task gets at most 1/TASKS of all events. This limit is at least EVENTS_MIN (unless the user
+# requests more tasks) and at most EVENTS_MAX.
+EVENTS_MIN: Final = 100_000
+EVENTS_MAX: Final = 1_000_000
+TASKS: Final = 16
 
 
 class Range(NamedTuple):
@@ -35,7 +37,7 @@ def cut(
     ranges: Sequence[tuple[Range, IntervalSet | None]], tasks_min: int = 1
 ) -> list[tuple[Range, ...]]:
     """The ranges that each task reads. The input has each range's void positions, if known.
-    `tasks_min` is the number of tasks that the user has requested, at least."""
+    The user has requested at least `tasks_min` tasks."""
     sizes = [_events(one, voids) for one, voids in ranges]
     total = sum(sizes)
     most = min(EVENTS_MAX, max(EVENTS_MIN, -(-total // TASKS)))  # events per task

@@ -41,7 +41,7 @@ class Chunk:
         full = size - fill < _ROOM_MIN or at + frame_bytes > size
         # Also start over when all received bytes were taken out, to use the same pages again.
         if full or (fill and at == fill):
-            # A larger chunk was allocated for one large frame, and is not kept.
+            # A larger chunk (allocated for one large frame) is replaced when full, never refilled.
             if size == CHUNK_BYTES >= frame_bytes and self._unseen():
                 self.view[: fill - at] = self.view[at:fill]
                 self.at, self.fill = 0, fill - at

@@ -73,6 +73,7 @@ def replica_args(config: ServerConfig, deployment: Deployment) -> dict[str, Any]
         name: replace(config.roles[name], **role.derived(deployment))
         for name, role in roles().items()
     }
+    # "role": the kind of node; "roles": the roles that its machine consists of (`registry`).
     return {"role": "replica", "roles": msgspec.to_builtins(made)}
 
 
@@ -100,8 +101,8 @@ def open_store(config: ServerConfig, part: str) -> Store:
 
 
 def replica_node(config: ServerConfig, inside: Node | None = None) -> Node:
-    """The node of this region's replica. `inside` is the node of the witness if that runs in this
-    process; it must be listening already."""
+    """The node of the replica that `config` describes. `inside` is the node of the witness if that
+    runs in this process; it must be listening already."""
     store = open_store(config, "log")
     args = replica_args(config, config.deployment)
 

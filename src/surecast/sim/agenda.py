@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 # Kinds of entries, and the meaning of their fields a, b and c:
-MESSAGE = 0  # in a session: the sender's end, Received or a SessionMark (session.py), size
+MESSAGE = 0  # the sender's `End` of a session, Received or a SessionMark (session.py), size
 TIMER = 1  # node, key, None; valid only while `node.timers[key]` is the entry's order
 INPUT = 2  # node, the incarnation that the input is for (None: any), input
 DATAGRAM = 3  # path, target node, Received

@@ -26,11 +26,12 @@ Progress = Callable[[int, int], None]  # bytes read, bytes in all
 
 
 class Checked(NamedTuple):
-    """The result of checking a segment's file."""
+    """The result of checking a segment's file. A *run* is a sequence of batches of one log, with
+    its frames (encoded batches) and their index (segment_file.py)."""
 
     missing: bool  # there is no such file
     problem: Damaged | None  # set if header, directory or footer are damaged; `runs` is empty then
-    runs: dict[int, str]  # by index of each damaged run: the damaged part, "index" or "frames"
+    runs: dict[int, str]  # number of each damaged run → its damaged part, "index" or "frames"
 
 
 class _Counter:
@@ -118,7 +119,8 @@ def _check_file(sums: "_Sums", mapped: Mapped) -> Checked:
         if sums.of(run.at, run.nbytes) != run.crc:
             runs[number] = "frames"
         if sums.of(run.index_at, INDEX_ENTRY * run.batches) != run.index_crc:
-            runs[number] = "index"  # even if frames are damaged: they cannot be found by the index
+            # Replaces "frames": without its index, intact frames cannot be found either.
+            runs[number] = "index"
     return Checked(False, None, runs)
 
 

@@ -60,7 +60,9 @@ TRUNCATE: Final = 2
 REWRITTEN: Final = 3
 SAVE: Final = 4
 LIFE: Final = 5  # a run of the node begins; the payload is its number, the incarnation
-MARK: Final = 6  # written only for the field `synced` of its head; the payload is the number 0
+# Written only for the field `synced` of its head; the payload is the number 0. It is not the mark
+# of `journal_file.py`, which is outside the journal.
+MARK: Final = 6
 MOVED: Final = 7
 SEAL: Final = 8  # the last record of a journal that has a successor; the payload is the number 0
 
@@ -197,8 +199,9 @@ def read_records(data: memoryview, journal: int, sure: int) -> Iterator[tuple[in
 def _check_opening(data: memoryview, journal: int, sure: int) -> None:
     """Raise StorageError if the file is not a journal, or was written by a later version.
 
-    A file whose first bytes are wrong is accepted as a damaged journal if the rest of its first
-    head is valid, if it has other valid records, or if the mark names it.
+    A file whose first bytes are wrong is accepted as a damaged journal if they are zeros, if the
+    rest of its first head is valid, if it has other valid records, or if some of its bytes are
+    known to have been on disk (`sure`) and they are not those of a later version.
     """
     opening = bytes(data[: len(_MAGIC)])
     if opening == _MAGIC[: len(opening)] or not opening.strip(b"\0"):

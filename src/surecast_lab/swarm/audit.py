@@ -8,12 +8,14 @@ module makes the same checks on whole columns with numpy. It uses none of the co
 The guarantees, numbered as in `checks`:
 
 G1  readers get only published events
-G2  positions rise
+G2  positions rise, and positions without an event are reported as void (checked only for readers
+    that request voids)
 G3  events are in their publisher's order
 G4  for each position a reader gets either the event, or later a newer event of the same key, which
     made the position void
 G9  all readers reach the same end
 G10 no acknowledged event is lost or has two positions
+R10 times never decrease along a stream
 
 The judge holds only a few columns in memory: those of the publisher's log and of one reader's log.
 """
@@ -29,7 +31,7 @@ from surecast_lab.swarm.audit_log import Int64s, OfferedEvents, ReadEvents, Word
 __all__ = ["Judge", "judge"]
 
 SHOWN_MAX = 5  # examples in the text of one violation
-NOBODY = -1
+NO_EVENT = -1  # in place of the index of an offered event
 
 
 def judge(
@@ -63,7 +65,7 @@ class Judge:
         self._key_id = key_ids.astype(np.int64)
         # The index of the offered event at each position, learned from acknowledgements and from
         # deliveries.
-        self._event_at = np.full(max(end, 1), NOBODY, np.int64)
+        self._event_at = np.full(max(end, 1), NO_EVENT, np.int64)
         self._time_at = np.zeros(max(end, 1), np.int64)
         self._take_acknowledgements()
 
@@ -102,14 +104,14 @@ class Judge:
         if not inside.all():
             self._examples(f"G1 {name}: no such positions", reader.seq[~inside])
         events = self._match_events(reader)
-        known = inside & (events != NOBODY)
+        known = inside & (events != NO_EVENT)
         self._check_positions(reader, events, known)
         self._check_missing(reader, events, known, inside)
 
     def _match_events(self, reader: ReadEvents) -> Int64s:
         """G1, G10: find the published event of each row; no event may occur twice."""
         events = self._find(reader.value)
-        strange = events == NOBODY
+        strange = events == NO_EVENT
         self._examples(f"G1 {reader.reader}: nobody published what it got at", reader.seq[strange])
         real = np.flatnonzero(~strange)
         changed = real[self.offered.key[events[real]] != reader.key[real]]
@@ -117,16 +119,16 @@ class Judge:
         times = np.bincount(events[real], minlength=1)
         twice = np.flatnonzero(times > 1)
         self.tally.duplicated += int((times[twice] - 1).sum())
-        self._examples(f"G10 {reader.reader}: got events twice, offered as", twice + 1)
+        self._examples(f"G10 {reader.reader}: got events twice, with the numbers", twice + 1)
         return events
 
     def _find(self, values: Words) -> Int64s:
-        """The index of the offered event with each value; NOBODY if there is none."""
+        """The index of the offered event with each value; NO_EVENT if there is none."""
         if not self._sorted.size:
-            return np.full(values.size, NOBODY, np.int64)
+            return np.full(values.size, NO_EVENT, np.int64)
         at = np.searchsorted(self._sorted, values)
         at[at == self._sorted.size] = 0
-        found: Int64s = np.where(self._sorted[at] == values, self._by_value[at], NOBODY)
+        found: Int64s = np.where(self._sorted[at] == values, self._by_value[at], NO_EVENT)
         return found
 
     def _check_positions(
@@ -136,13 +138,13 @@ class Judge:
         for every reader."""
         seq, got, time_us = reader.seq[known], events[known], reader.time_us[known]
         there = self._event_at[seq]
-        others = (there != NOBODY) & (there != got)
+        others = (there != NO_EVENT) & (there != got)
         self.tally.lost += int(others.sum())
         self._examples(f"G10 {reader.reader}: got another event than stands at", seq[others])
         at = self._time_at[seq]
         if np.any((at != 0) & (at != time_us)):
             self._violated(f"G10 {reader.reader}: an event has another time than elsewhere")
-        self._event_at[seq] = np.where(there == NOBODY, got, there)
+        self._event_at[seq] = np.where(there == NO_EVENT, got, there)
         self._time_at[seq] = np.where(at == 0, time_us, at)
 
     def _check_missing(
@@ -152,7 +154,7 @@ class Judge:
         known: npt.NDArray[np.bool_],
         inside: npt.NDArray[np.bool_],
     ) -> None:
-        """G4, G5: for each position without an event, a later event of its key must have come."""
+        """G4: for each position without an event, a later event of its key must have come."""
         given = np.bincount(reader.seq[inside], minlength=self.end) > 0
         given[0] = True  # there is no position 0
         missing = np.flatnonzero(~given)
@@ -162,7 +164,7 @@ class Judge:
         newest = np.zeros(int(self._key_id.max(initial=-1)) + 1, np.int64)
         np.maximum.at(newest, self._key_id[events[known]], reader.seq[known])
         what = self._event_at[missing]
-        known_event = what != NOBODY  # unknown: neither acknowledged nor delivered so far
+        known_event = what != NO_EVENT  # unknown: neither acknowledged nor delivered so far
         at, its_key = missing[known_event], self._key_id[what[known_event]]
         unexplained = at[newest[its_key] <= at]
         self.tally.lost += unexplained.size
@@ -188,7 +190,7 @@ class Judge:
 
     def close(self) -> Tally:
         tally, at = self.tally, self._event_at
-        stands = np.flatnonzero(at != NOBODY)
+        stands = np.flatnonzero(at != NO_EVENT)
         order = at[stands]
         fell = np.flatnonzero(np.diff(order) < 0)
         tally.misordered += fell.size
@@ -196,8 +198,10 @@ class Judge:
         times = np.bincount(order, minlength=1)
         twice = np.flatnonzero(times > 1)
         tally.duplicated += int((times[twice] - 1).sum())
-        self._examples("G10 one event stands at two positions, offered as", twice + 1)
-        unknown = np.flatnonzero(at[1:] == NOBODY) + 1
+        self._examples("G10 events have two positions, those with the numbers", twice + 1)
+        unknown = np.flatnonzero(at[1:] == NO_EVENT) + 1
+        # If every publish was acknowledged, each position must have an event. One that has none was
+        # probably assigned to a retry, so it counts as a duplicate.
         if tally.acked == tally.published and unknown.size:
             tally.duplicated += unknown.size
             self._examples("G1 nobody published what stands at", unknown)

@@ -63,10 +63,10 @@ def draw_damage(
 class Damages:
     """The damage of one seed: which faults are allowed, and violations found meanwhile."""
 
-    def __init__(self, cluster: Cluster, plan: DamagePlan, holds: list[str]) -> None:
+    def __init__(self, cluster: Cluster, plan: DamagePlan, named_in: list[str]) -> None:
         self.cluster = cluster
         self.violations: list[str] = []
-        self.holds = holds  # regions that store named subscriptions
+        self.named_in = named_in  # regions that store positions of named subscriptions
         for at_ns, name in plan.copies:
             cluster.world.call(at_ns, partial(World.copy_disk, name=name))
         cluster.world.call(0, self._watch)
@@ -76,9 +76,9 @@ class Damages:
             return True
         region = fault.name.split("/")[0]
         if len(self.cluster.regions[region]) > 1:
-            return self._has_whole_member(region, fault.name) or self._is_last(region, fault)
+            return self._has_whole_member(region, fault.name) or self._is_only_member(region, fault)
         # If a region has one replica, the positions of its named subscriptions are only there.
-        return region not in self.holds and self._is_elsewhere(region, fault.name)
+        return region not in self.named_in and self._is_elsewhere(region, fault.name)
 
     def _has_whole_member(self, region: str, name: str) -> bool:
         others = [m for m in self.cluster.members(region) if m.name != name]
@@ -95,26 +95,28 @@ class Damages:
             chain.is_member and chain.me.disk == disk_id and not chain.holes and chain.saved.clean
         )
 
-    def _is_last(self, region: str, fault: Damage | RollBack) -> bool:
-        """Whether the damaged replica is the chain's last member, and a replica that was removed
-        from the chain still has the data that is lost."""
+    def _is_only_member(self, region: str, fault: Damage | RollBack) -> bool:
+        """Whether the replica is the only member of its chain, and another replica, which is not a
+        member any more, has every position that the damage can destroy."""
         if not isinstance(fault, Damage) or fault.kind not in ("record", "segment"):
             return False
         members = self.cluster.members(region)
         if [m.name for m in members] != [fault.name] or not self._is_whole(*_pair(members[0])):
             return False
         disk = self.cluster.world.disk(fault.name)
+        # Damage destroys only positions in the first `share` of each log.
         return any(
             all(
-                self._floor(other, log) > 1 + fault.share * (disk.end(log) - 1)
+                self._saved_end(other, log) > 1 + fault.share * (disk.end(log) - 1)
                 for log in disk.logs()
             )
             for other in self.cluster.regions[region]
             if other != fault.name
         )
 
-    def _floor(self, name: str, log: LogId) -> int:
-        """The position below which a replica knows, even after a crash, that all is committed."""
+    def _saved_end(self, name: str, log: LogId) -> int:
+        """The end of a log's committed positions as saved on the replica's disk; 1 if it is unknown
+        or the disk is damaged."""
         disk = self.cluster.world.disk(name)
         saved = disk.state("chain/committed")
         if saved is None or disk.holes(log) or disk.state(DAMAGE):
@@ -122,19 +124,22 @@ class Damages:
         return msgspec.msgpack.decode(saved, type=tuple[int, dict[bytes, int]])[1].get(log, 1)
 
     def _is_elsewhere(self, region: str, name: str) -> bool:
-        """Whether all events of each stream that a lone replica owns are committed elsewhere."""
+        """Whether all events of each stream that a lone replica owns are committed elsewhere, and
+        the replica itself is running and has no lost logs to recover."""
         world = self.cluster.world
         disk = world.disk(name)
         for stream, stream_id in self.cluster.streams.items():
             if self.cluster.owners[stream] != region:
                 continue
             others = [n for r, nodes in self.cluster.regions.items() if r != region for n in nodes]
-            if not any(self._holds(other, stream_id, disk.end(stream_id)) for other in others):
+            if not any(
+                self._has_committed(other, stream_id, disk.end(stream_id)) for other in others
+            ):
                 return False
         machine = world.machine(name)
         return machine is not None and machine.layers["chain"].saved.clean
 
-    def _holds(self, name: str, stream_id: LogId, end: int) -> bool:
+    def _has_committed(self, name: str, stream_id: LogId, end: int) -> bool:
         machine, disk = self.cluster.world.machine(name), self.cluster.world.disk(name)
         if machine is None or disk.holes(stream_id) or disk.state(DAMAGE):
             return False

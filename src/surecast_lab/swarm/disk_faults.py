@@ -1,8 +1,8 @@
 """Disk faults of a process cluster: damages data folders or replaces them by older copies.
 
 Each method does a complete fault: it kills a replica, changes its data folder, starts the replica
-again, and returns when the replica has recovered. While a replica reports that it cannot read part
-of a stream, it must not be head or tail of a chain that has other members.
+again, and returns when the replica has recovered. The methods for one of several replicas also
+check that it is neither head nor tail while it reports that it cannot read part of a stream.
 
 In a region of several replicas, all of them must be members of the chain before the fault, so that
 the others have the data that the damaged one loses. A *lone* replica (the only one of its region)
@@ -86,9 +86,10 @@ class DiskFaults:
     def damage_lone(self, region: str, name: str) -> str:
         self._quiesce(region, name)
         done = "no damage: other regions do not have all of its data"
+        # Checked again: it may have stored more between the check in `_quiesce` and its end.
         if self._is_elsewhere(region, name):
             done = damage_folder(self.folder(name), self.rng)
-            self.cluster.names_lost = True
+            self.cluster.batch_numbers_lost = True
         self._restart_and_wait(name, done)
         return done
 
@@ -102,10 +103,11 @@ class DiskFaults:
         self._wait_for_progress(progress)
         self._quiesce(region, name)
         done = "no damage: other regions do not have all of its data"
+        # Checked again: it may have stored more between the check in `_quiesce` and its end.
         if self._is_elsewhere(region, name):
             restore_folder(folder, copy)
             done = "rolled back"
-            self.cluster.names_lost = True
+            self.cluster.batch_numbers_lost = True
         self._restart_and_wait(name, done)
         return done
 
@@ -156,7 +158,7 @@ class DiskFaults:
     # ------------------------------------------------------------ waiting
 
     def _wait_for_progress(self, progress: int) -> None:
-        """Wait until every stream has grown by `progress` positions."""
+        """Wait until the slowest reader of every stream has advanced by `progress` positions."""
         goals = {s: self.cluster.least(s) + progress for s in self.cluster.streams}
         self.cluster.wait(lambda: all(self.cluster.least(s) >= goal for s, goal in goals.items()))
 

@@ -3,13 +3,14 @@
 Mesh clients of a region exchange events with each other. The plan says when each client joins and
 leaves, and which streams it follows from which position. In addition to the final judgement, the
 internal state of clients and servers is checked at intervals, because a buffer that exceeds its
-bound may have no visible effect at first. The checks, numbered like the guarantees (G) and rules
-(R) in docs/protocols/sprinkler.md:
+bound may have no visible effect at first. The checks have the numbers of the guarantees (G) in
+protocols/sprinkler/mesh_peer.py and parts/peer_sampling.py, and of the rules (R) in
+docs/protocols/sprinkler.md:
 
 G2  batches that arrived early are in order, do not overlap, and are after the delivered positions
 G11 no position is both delivered and still to be requested; buffers are within their bounds
-G12 a view (the peers that a client knows) has at most V members, and contains neither the client
-    itself nor a server
+G12 a view (the peers that a client knows) has at most `view_max` members, none twice, and contains
+    neither the client itself nor a server
 R12 while nothing is published, there are only few requests
 """
 
@@ -35,7 +36,7 @@ __all__ = ["LATEST", "Change", "MeshClients", "MeshPlan", "Visit"]
 EARLIEST, LATEST = 0.0, 1.0
 LOOK_NS = 250 * MS
 REQUESTS_MAX = 2  # of a client for a stream, per second, while nothing is published
-PACK_NS = 50 * MS  # a polite client unfollows its streams, and stops after this time
+UNFOLLOW_NS = 50 * MS  # from a polite client's unfollowing of its streams until it stops
 
 
 class Visit(msgspec.Struct):
@@ -49,12 +50,12 @@ class Visit(msgspec.Struct):
 
 
 class Change(msgspec.Struct):
-    """A client begins to follow a stream, or unfollows it if `skips` is None."""
+    """A client begins to follow a stream, or unfollows it."""
 
     at_ns: int
     name: str
     stream: str
-    skips: float | None = None
+    start: float | None = None  # where the client starts (see EARLIEST); None: it unfollows
 
 
 class MeshPlan(msgspec.Struct):
@@ -111,7 +112,7 @@ class MeshClients:
             if visit.polite and not world.nodes[visit.name].paused:
                 for stream in list(cluster.clients[visit.name]):
                     cluster.unfollow(visit.name, stream)
-                world.call(world.now_ns + PACK_NS, stop)
+                world.call(world.now_ns + UNFOLLOW_NS, stop)
             else:
                 stop(world)
 
@@ -121,21 +122,22 @@ class MeshClients:
 
         cluster.world.call(visit.comes_ns, join)
 
-    def _start(self, stream: str, skips: float) -> int:
+    def _start(self, stream: str, share: float) -> int:
         """The position where a client starts; 0 is the latest."""
         end = max(self.cluster.records[stream].acked.values(), default=0) + 1
-        return 0 if skips == LATEST else max(1, int(skips * end))
+        return 0 if share == LATEST else max(1, int(share * end))
 
     def _change(self, change: Change, _world: World) -> None:
         cluster, name, stream = self.cluster, change.name, change.stream
-        # A stalled client is skipped: it would still deliver events after its record is closed.
+        # A paused client is skipped: it would unfollow only later, and until then deliver events
+        # after the end of its record.
         if not self.is_there(name) or cluster.world.nodes[name].paused:
             return
         follows = stream in cluster.clients[name]
-        if change.skips is None and follows:
+        if change.start is None and follows:
             cluster.unfollow(name, stream)
-        elif change.skips is not None and not follows and stream in cluster.streams:
-            cluster.follow(name, stream, self._start(stream, change.skips))
+        elif change.start is not None and not follows and stream in cluster.streams:
+            cluster.follow(name, stream, self._start(stream, change.start))
         else:
             return
         self.counts["changed"] += 1
@@ -203,7 +205,9 @@ def _wrong(feed: Feed, bounds: ClientConfig) -> list[str]:
     early_bytes = sum(batch.nbytes for batch in feed.early)
     if not early_bytes == feed.early_bytes <= bounds.early_bytes_max:
         found.append(f"G11 {early_bytes} bytes early, {feed.early_bytes} counted")
-    if len(feed.asks) > bounds.asks_max + 2:  # a split one, and the rest of the stream
+    # A client may exceed its limit by two: it can split a range into two requests, and the request
+    # for the rest of the stream does not count.
+    if len(feed.asks) > bounds.asks_max + 2:
         found.append(f"G11 {len(feed.asks)} requests under way, at most {bounds.asks_max} allowed")
     if feed.next < feed.position:
         found.append(

@@ -92,7 +92,7 @@ class ProcessCluster:
         # Whether a region's only replica has lost its newest state, with the numbers of the batches
         # accepted from each publisher. If no other region has them, publishes in flight may be
         # refused as "expired", because the region cannot tell whether it stored them before.
-        self.names_lost = False
+        self.batch_numbers_lost = False
         # Programs that read by the public API → the streams that each reads. All other readers read
         # all streams of the default delivery.
         self.named: dict[str, list[str]] = {}
@@ -486,7 +486,7 @@ class ProcessCluster:
                 if seq is not None:
                     record.acked[value] = seq + i
         faults = results["failed"]
-        if self.names_lost:
+        if self.batch_numbers_lost:
             faults = [failed for failed in faults if not failed.endswith("failed: expired")]
         tally.violations += [f"{name}: {failed}" for failed in faults]
 

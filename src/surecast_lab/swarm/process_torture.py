@@ -1,13 +1,14 @@
 """A fault test with real processes, in rounds: a cluster, faults drawn from a seed, and a verdict.
 
 The cluster has three regions, of three, two and one replicas; streams with every kind of retention;
-publishers in the owner's region and in another one; mesh clients, thin subscribers and programs
-with named subscriptions. Journals and segments are so small that they are moved and compacted many
-times. Replicas, whole regions, witnesses, readers and links fail and recover (`process_faults.py`),
-up to three at a time. The next fault begins, or one ends, when all readers that must make progress
-(`liveness_model.py`) have received a certain number of events. Because the round waits for events
-and not for fixed times, a slow machine runs the same round as a fast one. It is a violation if a
-round gets stuck, or if a process ends without being killed.
+publishers in the owner's region and in another one; mesh clients, subscribers that get all events
+from a server (*thin*), and programs with named subscriptions. Journals are so small that their
+content is moved to segments, and compacted, many times. Replicas, whole regions, witnesses, readers
+and links fail and recover (`process_faults.py`), up to three at a time. The next fault begins, or
+one ends, when all readers that must make progress (`liveness_model.py`) have received a certain
+number of events. Because the round waits for events and not for fixed times, a slow machine runs
+the same round as a fast one. It is a violation if a round gets stuck, or if a process ends without
+being killed.
 
     python -m surecast_lab.swarm.process_torture --rounds 20 [--seed 1] [--keep FOLDER]
 """
@@ -123,7 +124,7 @@ def _run(
 
 def _publish(cluster: ProcessCluster, rng: Random) -> None:
     """Create a stream with each retention rule; each region owns at least one. Publish to every
-    stream in two regions."""
+    stream in two regions, and start the programs with named subscriptions."""
     policies: dict[str, Policy] = {
         "latest": LatestPerKey(),
         "all": KeepAll(),
@@ -154,7 +155,8 @@ class _FaultSequence:
         self.injector = FaultInjector(cluster, rng)
 
     def run(self, kinds: list[str]) -> None:
-        """Inject every kind of fault once, in random order, several at a time; then end all."""
+        """Inject every kind of fault once, in random order, several at a time; then end all. A kind
+        that has no eligible target even without other faults is left out."""
         self.rng.shuffle(kinds)
         lasting: list[ProcessFault] = []
         self.progress()
@@ -164,11 +166,11 @@ class _FaultSequence:
                 over = lasting.pop(self.rng.randrange(len(lasting)))
                 self.say(f"over: {over}")
                 over.end()
-            elif not self._begin(kinds[-1], lasting) and lasting:
-                kinds.insert(0, kinds.pop())  # it has no eligible target now: try it later
-                continue
             else:
-                kinds.pop()
+                kind = kinds.pop()
+                if not self._begin(kind, lasting) and lasting:
+                    kinds.insert(0, kind)  # it has no eligible target now: try it later
+                    continue
             self.progress()
 
     def _begin(self, kind: str, lasting: list[ProcessFault]) -> bool:

@@ -22,7 +22,7 @@ from surecast.protocols.streams.messages import (
     UnwatchStreams,
     WatchStreams,
 )
-from surecast.protocols.streams.observe import NAMED_MAX, StreamsObserver
+from surecast.protocols.streams.observe import LISTED_MAX, StreamsObserver
 from surecast.protocols.streams.service import SPEC_BYTES_MAX
 from tests.edits import Check, Edit, Row, each_check, must_fail
 from tests.protocols.bench import INFO, STREAM, Bench, passed_down, sent
@@ -209,14 +209,14 @@ def batches_that_wait() -> None:
 
 def streams_in_alarms() -> None:
     bench = owner()
-    listed(bench, NAMED_MAX)
-    for number in range(NAMED_MAX):
+    listed(bench, LISTED_MAX)
+    for number in range(LISTED_MAX):
         bench.service.streams[bytes([number]) * 16].quarantined = "bad"
     observer = StreamsObserver()
-    assert len(list(observer.alarms({"streams": bench.service}))) == NAMED_MAX
+    assert len(list(observer.alarms({"streams": bench.service}))) == LISTED_MAX
     bench.service.streams[STREAM].quarantined = "bad"
     found = list(observer.alarms({"streams": bench.service}))
-    assert len(found) == NAMED_MAX + 1
+    assert len(found) == LISTED_MAX + 1
     assert found[-1] == ("stream-quarantined", "and 1 more")
 
 
@@ -268,7 +268,7 @@ CHECKS: list[Row] = [
         streams_in_alarms,
         Edit(
             "surecast.protocols.streams.observe:StreamsObserver.alarms",
-            "in bad[:NAMED_MAX]",
+            "in bad[:LISTED_MAX]",
             "in bad",
         ),
     ),

@@ -22,9 +22,9 @@ be lost, and reporting it as void would hide the loss. An archive that was writt
 ranges looks the same; it is accepted with `holes_are_void=True`.
 
 Only two kinds of data move through the cluster: the newest position of each key, and runs of
-positions that are all live or all void (runs.py). Positions are divided into buckets of a fixed
-size, so that one task can process a bucket. The driver joins void runs that reach the edge of a
-bucket.
+positions that are all live or all void (runs.py). With more than BROADCAST_MAX keys, rows may be
+shuffled, too. Positions are divided into buckets of a fixed size, so that one task can process a
+bucket. The driver joins void runs at the ends of adjacent buckets.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ _COLUMNS: Final = tuple(field.split()[0] for field in DDL.split(", "))
 _PIECES: Final = "stream string, bucket bigint, lo bigint, hi bigint, live boolean, time_us bigint"
 # What buckets report; `what` is one of the kinds below.
 _RUNS: Final = "stream string, what string, lo bigint, hi bigint, time_us bigint"
-# The kinds of rows that a bucket reports: runs without a live event, which lie inside the bucket
-# (VOID) or touch its edge (EDGE); the positions that the bucket covers; positions without a row
-# (HOLE), and positions with several rows (TWICE).
+# The kinds of rows that a bucket reports: the range from the first to the last position that has a
+# row in the bucket (COVER); runs without a live event, which lie inside this range (VOID) or touch
+# one of its ends (EDGE); and positions of this range without a row (HOLE) or with several (TWICE).
 VOID, EDGE, COVER, HOLE, TWICE = "void", "edge", "cover", "hole", "twice"
 
 
@@ -88,11 +88,11 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 class Run(NamedTuple):
-    """Positions [lo, hi), usually without a live event, and the time of the last of them."""
+    """A range [lo, hi) that a bucket reports, or a gap between buckets."""
 
     lo: int
     hi: int
-    time_us: int | None  # None: unknown
+    time_us: int | None  # the time of the last position, for EDGE; None: unknown
 
 
 @contextmanager
@@ -248,6 +248,7 @@ def _run_maker(bucket: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.
             codes = streams.indices.to_numpy()
             for code, name in enumerate(streams.dictionary.to_pylist()):
                 here = np.flatnonzero(codes == code)
+                # A row covers `range` positions; `seq` is the last of them.
                 last, count, live, time_us = (
                     numpy_of(batch.column(field))[here]
                     for field in ("seq", "range", "live", "time_us")

@@ -52,7 +52,8 @@ class CursorEntry(msgspec.Struct, array_like=True, frozen=True):
     """
 
     name: str
-    holder: bytes  # b"": there is none, or (for a position) it was not saved by a holder
+    # b"": there is none; of a position: it was not written by a holder, or this is a copy.
+    holder: bytes
     stream: bytes = b""
     seq: int = 0
     change: bytes = b""  # identifies the last request that reset or deleted the name
@@ -188,7 +189,9 @@ class CursorTable:
         self.names: dict[str, Cursor] = {}
         # The last deleted cursors, oldest first, to recognise repeated requests.
         self.deleted: dict[str, Cursor] = {}
-        self.dead = 0  # the number of entries in the log that only record a deletion
+        # The number of entries in the log that a copy of it leaves out: removals of positions, and
+        # deletions of names that are no longer in `deleted`.
+        self.dead = 0
         self._deleted_max = deleted_max
 
     def get(self, name: str) -> Cursor:

@@ -1,6 +1,7 @@
 """The observer of the stream service: reports its status, alarms and metrics, as plain values."""
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, ClassVar, Final
 
 from surecast.core.roles import Code, Layers, Metric
@@ -10,11 +11,11 @@ from surecast.core.types import LogId
 from surecast.protocols.streams.cursors import Cursors
 from surecast.protocols.streams.service import StreamService
 
-__all__ = ["NAMED_MAX", "StreamsObserver"]
+__all__ = ["LISTED_MAX", "StreamsObserver"]
 
 LAG_HELP: Final = "positions from the saved position of the named subscription to the stream's end"
 OMITTED_HELP: Final = "series of streams_subscription_lag beyond streams.cursors_shown_max"
-NAMED_MAX: Final = 10  # streams, and ranges of a stream, that alarms list; others are only counted
+LISTED_MAX: Final = 10  # streams, and ranges of a stream, that an alarm lists; others are counted
 
 
 class StreamsObserver:
@@ -22,15 +23,16 @@ class StreamsObserver:
 
     codes: ClassVar[Mapping[str, Code]] = {
         "stream-quarantined": Code(
-            "Part of a stream's log on this replica cannot be read. Positions before it are "
-            "served; publishes are refused. Other replicas may have all of it.",
+            "While this replica was running, it could not read or index part of a stream's log. "
+            "Positions before it are served; publishes are refused. Other replicas may have all "
+            "of it. (Damage that is found at the start raises stream-damaged.)",
             "Run `surecast log verify` on the data folder. If the other replicas are healthy, "
             "empty this one's data folder: it is filled again from them.",
         ),
         "stream-damaged": Code(
-            "Positions of a stream cannot be read on this disk, and no other replica of the region "
-            "has them. Positions before them are served, publishes to a stream that this region "
-            "owns wait, and the positions are fetched from another region that has them.",
+            "Positions of a stream cannot be read on this disk, and no other member of the region's"
+            " chain has them. Positions before them are served, publishes to a stream that this "
+            "region owns wait, and the positions are fetched from another region that has them.",
             "Make sure that the other regions can be reached. If none has these positions, they "
             "are lost: restore the data folder from a copy, or give up the stream's history "
             "(force-new-stream).",
@@ -48,17 +50,17 @@ class StreamsObserver:
         service: StreamService = layers["streams"]
         streams = service.streams.values()
         bad = [(s.info.name, s.quarantined) for s in streams if s.quarantined]
-        for name, why in bad[:NAMED_MAX]:
+        for name, why in bad[:LISTED_MAX]:
             yield "stream-quarantined", f"{name}: {why}"
-        if len(bad) > NAMED_MAX:
-            yield "stream-quarantined", f"and {len(bad) - NAMED_MAX} more"
+        if len(bad) > LISTED_MAX:
+            yield "stream-quarantined", f"and {len(bad) - LISTED_MAX} more"
         holed = [stream for stream in streams if stream.hole]
-        for stream in holed[:NAMED_MAX]:
+        for stream in holed[:LISTED_MAX]:
             holes = service.disk.holes(stream.stream_id)
-            ranges = " and ".join(f"{lo} to {hi - 1}" for lo, hi in holes[:NAMED_MAX])
+            ranges = " and ".join(f"{lo} to {hi - 1}" for lo, hi in holes[:LISTED_MAX])
             yield "stream-damaged", f"{stream.info.name}: positions {ranges} (ranges: {len(holes)})"
-        if len(holed) > NAMED_MAX:
-            yield "stream-damaged", f"and {len(holed) - NAMED_MAX} more"
+        if len(holed) > LISTED_MAX:
+            yield "stream-damaged", f"and {len(holed) - LISTED_MAX} more"
         yield from _alarms_of_own_logs(service)
 
     def status(self, layers: Layers) -> Mapping[str, Any]:
@@ -101,4 +103,6 @@ def _alarms_of_own_logs(service: StreamService) -> Iterator[tuple[str, str]]:
         if log in service.hole_at:
             yield "stream-damaged", f"the region's {name}: from entry {service.hole_at[log]} on"
     if lost := service.entries_lost:
-        yield "entries-lost", " ".join(f"{names[log]} {lo} to {hi - 1}" for log, lo, hi in lost[:5])
+        ranges = (f"{names[log]}: entries {lo} to {hi - 1}" for log, lo, hi in lost)
+        more = f", and {len(lost) - LISTED_MAX} more" if len(lost) > LISTED_MAX else ""
+        yield "entries-lost", ", ".join(islice(ranges, LISTED_MAX)) + more
