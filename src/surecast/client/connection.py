@@ -446,7 +446,7 @@ class Client:
         """
         self._check()
         async with within(timeout, "the region to list its named subscriptions"):
-            return await self._named.everything()
+            return await self._named_subscriptions.everything()
 
     async def reset_subscription(
         self,
@@ -472,7 +472,7 @@ class Client:
         wanted = [streams] if isinstance(streams, str) else streams
         waited_for = f"the region to reset {name!r}; the subscription may still be reset"
         async with within(timeout, waited_for):
-            return await self._named.reset(name, begin, wanted, force)
+            return await self._named_subscriptions.reset(name, begin, wanted, force)
 
     async def delete_subscription(
         self, name: str, *, force: bool = False, timeout: Timeout = None
@@ -484,10 +484,10 @@ class Client:
         self._check()
         waited_for = f"the region to delete {name!r}; the subscription may still be deleted"
         async with within(timeout, waited_for):
-            await self._named.delete(name, force)
+            await self._named_subscriptions.delete(name, force)
 
     @property
-    def _named(self) -> Subscriptions:
+    def _named_subscriptions(self) -> Subscriptions:
         """The named subscriptions of the region."""
         return Subscriptions(self._endpoint.control, self.ends)
 

@@ -157,10 +157,10 @@ class Stream:
         with `__arrow_c_stream__`.
 
         Events are sent in batches. Events of other publishers may get positions between two
-        batches, so the positions are returned as runs (`Seqs`). If some batches fail,
-        `acknowledged` of the error has the positions of the others. After TimedOut it has the
-        positions of the acknowledged batches; batches that were sent before may still be published
-        (`maybe_taken`), and the rest is not published.
+        batches, so the positions are returned as ranges (`Seqs`). If some batches fail,
+        `acknowledged` of the error has the positions of the others. `acknowledged` of TimedOut has
+        the positions of the batches that were acknowledged in time. Batches that were sent but not
+        acknowledged may still be published (then `maybe_taken` is true); the others are not.
         """
         batches = prepared_batches(self._info.stream_id, values, keys, tags, self._outbox.options)
         futures: BatchFutures = []
@@ -205,7 +205,8 @@ class Stream:
         return self.published_as(publisher_id(publisher), pub_no)
 
     def published_as(self, publisher: bytes, pub_no: int) -> Stream:
-        """The same as `named`, with a complete 16-byte id instead of a name, for connectors.
+        """The same as `named`, for connectors that have the publisher's id already: `publisher` is
+        used unchanged, while `named` computes an id from it (publisher_id.py).
 
         The first eight bytes are read as a big-endian number. Zero: the servers never forget the
         publisher. Otherwise it must be the time at which the id was created, in nanoseconds since
@@ -251,7 +252,7 @@ class Stream:
                 f"collect takes a key or tag of at most {self._outbox.options.event_bytes_max:,} "
                 f"bytes (ClientOptions.event_bytes_max), not {len(value):,}"
             )
-        return await self._publish_rule(COLLECT, value, timeout, waited_for)
+        return await self._publish_instruction(COLLECT, value, timeout, waited_for)
 
     async def delete(self, *, timeout: Timeout = None) -> int:
         """Delete the stream in every region. This cannot be undone.
@@ -269,9 +270,9 @@ class Stream:
         waited_for = (
             f"the acknowledgement of delete() on {self.name!r}; the stream may still be deleted"
         )
-        return await self._publish_rule(CONFIG, encode_policy(End()), timeout, waited_for)
+        return await self._publish_instruction(CONFIG, encode_policy(End()), timeout, waited_for)
 
-    async def _publish_rule(
+    async def _publish_instruction(
         self, kind: int, value: bytes, timeout: Timeout, waited_for: str
     ) -> int:
         """Publish an instruction (COLLECT or CONFIG) and return its position."""

@@ -146,6 +146,7 @@ def read_arrow(body: Body, schema_id: int, rows: int, explicit: bool) -> pa.Reco
 def decode_arrow(body: Body, schema_id: int, rows: int, explicit: bool | None) -> Columns:
     """The columns of a body. `explicit` None: the body may have seqs and times, or not."""
     if explicit is None:
+        # Without seqs and times a body has the columns key and value, and tag if schema_id is 1.
         explicit = _column_count(body) > 2 + schema_id
     batch = read_arrow(body, schema_id, rows, explicit)
     strings = []

@@ -1,9 +1,9 @@
 """Retention policies (what a stream keeps) and predicates (which events a GC event collects).
 
 This module defines and encodes them; retention.py applies them to a stream. A stream gets its first
-policy from the request that creates it. The value of a CONFIG event is a new policy, or `End`,
-which deletes the stream. A predicate is in the value of a COLLECT event (*GC event*), which makes
-the matching events before it void.
+policy from the request that creates it. The value of a CONFIG event is a new policy (servers accept
+it, but no call of the client publishes one), or `End`, which deletes the stream. A predicate is in
+the value of a COLLECT event (*GC event*), which makes the matching events before it void.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class KeepAll(_Policy, frozen=True, tag="all"):
 
 
 class KeepLast(_Policy, frozen=True, tag="last"):
-    """Keep exactly the `n` newest positions."""
+    """Keep the `n` newest positions; those before them become void, except CONFIG events."""
 
     n: int
 
@@ -94,9 +94,10 @@ class KeyPrefix(_Predicate, frozen=True, tag="prefix"):
 
 
 class TagIs(_Predicate, frozen=True, tag="tag"):
-    """Events with this tag. Allowed only on KeepAll streams. With another policy, an event with the
-    tag may have made an earlier event of its key void. A replica that has only a void in its place
-    knows neither its tag nor its key, and would keep the earlier event, which others have as void.
+    """Events with this tag. Allowed only on KeepAll streams. With LatestPerKey, replicas could
+    disagree: event B, which has the tag, makes the earlier event A of its key void; then B itself
+    is collected by its tag. A replica that receives only a void position in place of B knows
+    neither B's key nor B's tag, so it would keep A, which is void at the other replicas.
     """
 
     tag: bytes

@@ -1,4 +1,7 @@
-"""Endpoint: the part of a connection to a region that clients and HTTP ports of servers share.
+"""Endpoint: a connection to a region that opens streams, publishes and sends queries.
+
+Each client has one, and so has the HTTP port of each server, for publishing. Subscriptions are not
+part of it (readers.py).
 
 An endpoint has three parts: the link to the region's servers (region_link.py); the *control node*,
 a state machine in this process that opens streams, publishes and sends queries (control.py); and an
@@ -35,8 +38,9 @@ log = logging.getLogger("surecast.client")
 class Endpoint:
     """A connection to a region (see the module). Must be used in its event loop's thread.
 
-    `broken` is called with the reason when the state machine of a node has failed, which is a bug.
-    All calls that wait for the control node have already failed by then.
+    `broken` is called with the reason when a state machine of this connection (the control node or
+    a reader) has raised an exception, which is a bug. All calls that wait for the control node have
+    already failed by then.
     """
 
     def __init__(
@@ -123,7 +127,7 @@ class Endpoint:
         opened = await self.control.open(name, spec)
         if opened.info is None or opened.why:
             raise open_error(opened, spec)
-        self.delivery_of(opened.info)
+        self.delivery_of(opened.info)  # raises NotSupported if this version does not know it
         return opened.info
 
     def _check_spec(self, spec: StreamSpec) -> None:
@@ -138,6 +142,7 @@ class Endpoint:
         if delivery is None:
             known = ", ".join(map(repr, self.deliveries))
             raise NotSupported(f"there is no delivery={spec.delivery!r}; this version has {known}")
+        # `verbs` names what clients may do with the streams of a delivery (`core.endpoint.VERBS`).
         # A delivery without retention accepts None and KeepAll, because both are the default.
         if "retain" not in delivery.verbs and spec.retention not in (None, KeepAll()):
             raise not_supported("retain=", delivery)
@@ -236,7 +241,7 @@ async def send_all(
     except PublishError as problem:
         problem.acknowledged = acknowledged(futures)
         if any(not _has_result(f) and _maybe_taken(f) for f in futures):
-            problem.maybe_taken = True  # an earlier batch may have been published
+            problem.maybe_taken = True  # at least one of the batches may have been published
         raise
     finally:
         for future in futures:

@@ -64,7 +64,7 @@ def check(config: ServerConfig) -> Findings:
     if node.http:
         ports.append(("node.http", node.http, socket.SOCK_STREAM))
     running = _running(node.data_dir)
-    own: dict[str, None] = {}  # the keys whose addresses that process uses
+    own: dict[str, None] = {}  # the keys whose addresses the process `running` itself uses
     for key, text, kind in ports:
         address = parse_address(text)
         failure = _listen(address, kind)

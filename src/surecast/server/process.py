@@ -60,8 +60,8 @@ def serve(config: ServerConfig) -> int:
 
 
 class AlarmLog:
-    """Decides which alarms are logged: each when several checks in a row have found it, and each
-    code again when no alarm with this code is left."""
+    """Decides what is logged: an alarm once several checks in a row have found it, and the end of
+    its code once no alarm with this code is left."""
 
     def __init__(self) -> None:
         # Alarm, as (code, text up to the first comma) → the number of checks that have found it.

@@ -1,4 +1,7 @@
-"""Messages between clients and servers of a region, and between owners and other regions' heads.
+"""Messages between clients and the servers of their region.
+
+Some are also sent between the heads of two regions: requests for a stream that the other region
+owns are forwarded to it.
 
 The *head* of a region is the replica that accepts publishes and other changes. These fields mean
 the same in all messages:
@@ -173,7 +176,7 @@ class RangeEvents(StreamsMessage):
 class RangeLost(StreamsMessage):
     """A part [lo, hi) of the requested range is lost: no node can read these positions any more.
 
-    This message is sent between the RangeEvents of an answer, in the order of positions. `end` and
+    An answer consists of RangeEvents and RangeLost messages, in the order of positions. `end` and
     `last` have the same meaning as in RangeEvents.
     """
 
@@ -280,8 +283,8 @@ class Detach(StreamsMessage):
 
 
 class ListCursors(StreamsMessage):
-    """Which named subscriptions exist, and at which positions? The head answers with a page of them
-    (CursorsAre); other replicas refuse."""
+    """Which named subscriptions (*cursors*) exist, and at which positions? The head answers with a
+    page of them (CursorsAre); other replicas refuse."""
 
     token: int
     name: str  # only this one; empty: all
@@ -289,9 +292,10 @@ class ListCursors(StreamsMessage):
 
 
 class CursorsAre(StreamsMessage):
-    """A page of named subscriptions, in order of name and stream. `complete`: this is the last
-    page; else the next page begins after `after`. why: not-head (ask `head`), recovering (ask
-    later)."""
+    """A page of named subscriptions, in order of name and stream. One with positions in many streams
+    may be divided: its first streams are on this page, the others on the next. `complete`: this is
+    the last page; else the next page begins after `after`. why: not-head (ask `head`), recovering
+    (ask later)."""
 
     token: int
     cursors: tuple[CursorState, ...]
