@@ -292,10 +292,10 @@ class ListCursors(StreamsMessage):
 
 
 class CursorsAre(StreamsMessage):
-    """A page of named subscriptions, in order of name and stream. One with positions in many streams
-    may be divided: its first streams are on this page, the others on the next. `complete`: this is
-    the last page; else the next page begins after `after`. why: not-head (ask `head`), recovering
-    (ask later)."""
+    """A page of named subscriptions, in order of name and stream. A subscription with positions in
+    many streams may be divided: its first streams are on this page, the others on the next.
+    `complete`: this is the last page; else the next page begins after `after`. why: not-head (ask
+    `head`), recovering (ask later)."""
 
     token: int
     cursors: tuple[CursorState, ...]

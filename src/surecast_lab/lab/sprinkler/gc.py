@@ -348,8 +348,8 @@ def _notes(rows: Sequence[Row], last_a: int, last_b: int) -> list[str]:
         f" with λ = 200 {share(RANKED_200, 1.1, last_a)} and {share(RANKED_200, 1.5, last_a)}. The"
         " reason: only updates are events here, so a new key has one stored event if it is updated"
         " at all, and none otherwise. With more skew more of the new keys enter at popular ranks,"
-        " so more of them are updated. If the insertion of a key is itself a stored event, the share"
-        " saved is λ / (λ + 10) at any skew.",
+        " so more of them are updated. If the insertion of a key is itself a stored event, the"
+        " share saved is λ / (λ + 10) at any skew.",
         "On 100,000 keys, too, the share grows with the number of events: at skew 1.1 it is"
         f" {share(FIXED, 1.1, 100_000)} at 100,000, {share(FIXED, 1.1, JUDGED_EVENTS)} at"
         f" {JUDGED_EVENTS:,} (judged here; the paper's number is unknown) and"
