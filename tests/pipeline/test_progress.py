@@ -1,7 +1,8 @@
 """Progress from the status tracker: only of the block's own jobs, and complete at its end."""
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -54,6 +55,35 @@ def test_a_second_block_starts_at_zero_and_restores_properties(spark: "SparkSess
         assert context.getLocalProperty("spark.jobGroup.id") == "somebody's"
     finally:
         context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+
+
+class LateTracker:
+    """A status tracker that says of job 1 only at the third question that it is over."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def getJobIdsForGroup(self, group: str) -> list[int]:
+        return [1] if self.asked else []
+
+    def getJobInfo(self, job: int) -> Any:
+        self.asked += 1
+        return SimpleNamespace(status="SUCCEEDED" if self.asked > 3 else "RUNNING", stageIds=[1, 2])
+
+    def getStageInfo(self, stage: int) -> Any:
+        skipped = stage == 2
+        return SimpleNamespace(numTasks=6, numCompletedTasks=0 if skipped else 6, numActiveTasks=0)
+
+
+def test_the_last_report_waits_until_spark_knows_that_the_jobs_are_over(
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = LateTracker()
+    monkeypatch.setattr(type(spark.sparkContext), "statusTracker", lambda context: tracker)
+    reported: Reported = []
+    with watch(spark, "late", lambda *words: reported.append(words)):
+        tracker.asked = 1  # the job is there
+    assert reported[-1] == (6, 6, "")
 
 
 def test_an_exception_in_the_block_is_raised(spark: "SparkSession") -> None:

@@ -11,6 +11,7 @@ by itself.
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread, current_thread, main_thread
@@ -27,6 +28,7 @@ Callback = Callable[[int, int, str], None]  # tasks done, tasks known so far, a 
 Said = Callable[[int, str], None]  # rows read so far, a short note
 
 LOOK_S: Final = 0.25  # between two reports
+SETTLE_S: Final = 2.0  # how long the last report may wait until all jobs are known to be over
 
 
 @contextmanager
@@ -57,7 +59,13 @@ def watch(spark: SparkSession, group: str, callback: Callback) -> Iterator[None]
         looker.join()
         for name, value in before.items():
             context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None unsets it
-    callback(*jobs.look())
+    # Spark's status tracker learns a little later that a job is over.
+    limit = time.monotonic() + SETTLE_S
+    last = jobs.look()
+    while jobs.running and time.monotonic() < limit:
+        time.sleep(0.02)
+        last = jobs.look()
+    callback(*last)
 
 
 @contextmanager
@@ -129,6 +137,7 @@ class _Jobs:
     def __init__(self, tracker: StatusTracker, group: str) -> None:
         self.tracker = tracker
         self.group = group
+        self.running = False  # whether `look` has found a job that is not over
         self._finished = 0  # completed tasks of finished jobs
         # Jobs that are finished and counted, and jobs of this group from before the block.
         self._over: set[int] = set(tracker.getJobIdsForGroup(group))
@@ -136,6 +145,7 @@ class _Jobs:
     def look(self) -> tuple[int, int, str]:
         """The arguments for a `Callback`."""
         done = total = running = 0
+        self.running = False
         for job in self.tracker.getJobIdsForGroup(self.group):
             if job in self._over or (info := self.tracker.getJobInfo(job)) is None:
                 continue
@@ -146,6 +156,7 @@ class _Jobs:
                 self._over.add(job)
                 self._finished += completed
                 continue
+            self.running = True
             done += completed
             total += sum(stage.numTasks for stage in known)
             running += sum(stage.numActiveTasks for stage in known)
