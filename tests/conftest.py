@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import signal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,11 @@ settings.register_profile("explore", max_examples=2_000, **_common)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 set_java_options()
+
+# A shell starts background jobs (`make test &`) with SIGINT ignored, and child processes inherit
+# that. Tests that interrupt a child process would wait for nothing.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # ---------------------------------------------------------------- which tests run
