@@ -66,6 +66,31 @@ def test_repeated_batches_too_old_for_the_heads_memory_get_no_positions() -> Non
     play(scenario)
 
 
+def test_repeated_events_too_old_for_the_heads_memory_get_position_0() -> None:
+    """Also those that are not the first of their batch: `publish` returned the row of the batch."""
+
+    async def scenario() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream("s")
+
+            async def publish_threes() -> list[list[int]]:
+                named = stream.named(NAME, 1)
+                # The first of three is sent at once; the other two share a batch.
+                return [
+                    await asyncio.gather(*(named.publish(b"%d" % n) for _ in range(3)))
+                    for n in range(150)
+                ]
+
+            places = await publish_threes()
+            assert places == [[1 + 3 * n, 2 + 3 * n, 3 + 3 * n] for n in range(150)]
+            again = await publish_threes()
+            assert again[:50] == [[0, 0, 0]] * 50
+            assert again[-50:] == places[-50:]
+            assert await stream.publish(b"end") == 451
+
+    play(scenario)
+
+
 @pytest.mark.slow
 def test_two_publishers_with_one_name_publish_everything_once() -> None:
     """A publisher that was believed dead and its successor, while servers of the region fail."""

@@ -342,8 +342,8 @@ class Outbox:
         """Add a batch, now or when there is room. Even a batch larger than `outbox_bytes_max` is
         added when everything before it is acknowledged.
 
-        The returned future is done when the batch is added; its result has no meaning. `whole` of
-        the returned InFlight gets the batch's positions.
+        The returned future is done when the batch is added; its result has no meaning. `positions`
+        of the returned InFlight gets the batch's positions.
         """
         self._check()
         check_batch(batch)
@@ -376,7 +376,7 @@ class Outbox:
                 self.acknowledged_end = max(self.acknowledged_end, seq + result.count)
             for row, future in sent.waiters:
                 if not future.done():
-                    future.set_result(seq + row)
+                    future.set_result(seq + row if seq else 0)
             if sent.positions is not None and not sent.positions.done():
                 sent.positions.set_result((seq, seq + result.count if seq else 0))
         else:
