@@ -103,6 +103,9 @@ def test_failing_seeds_of_a_summary_are_replayed(swarm: ModuleType, tmp_path: Pa
     done = replay(summary, "--json")
     assert done.exit_code == 1
     assert [json.loads(line)["seed"] for line in done.stdout.splitlines()] == [0, 1, 2]
+    refused = replay(summary, "--out", tmp_path / "trace.parquet")  # each would overwrite the last
+    assert refused.exit_code == 2
+    assert "has 3 failing seeds" in " ".join(refused.output.replace("│", " ").split())
     swarm.violations = []  # type: ignore[attr-defined]
     assert replay(summary).exit_code == 0
 
@@ -156,7 +159,7 @@ def test_recordings_are_replayed(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
         assert done.stdout.splitlines() == [
             "2 nodes: a, b",
-            "100 steps in 0.490 s",
+            "100 steps; the recordings span 0.490 s",
             "the replay equals the recorded run: 100 steps, 100 effects",
         ]
 

@@ -10,4 +10,6 @@ __all__ = ["demand_matplotlib"]
 def demand_matplotlib() -> None:
     """Raise UsageError if matplotlib is not installed, because no figure could be drawn."""
     if find_spec("matplotlib") is None:
-        raise UsageError("the figure needs matplotlib: pip install 'surecast[spark]'")
+        raise UsageError(
+            "the figure needs matplotlib: pip install matplotlib (surecast[spark] includes it)"
+        )

@@ -32,7 +32,7 @@ def replay(
     ],
     protocol: Annotated[str, typer.Option(help="The swarm, if WHAT is a seed.")] = "sprinkler",
     out: Annotated[
-        Path | None, typer.Option(help="Write the trace to this file, as Parquet.")
+        Path | None, typer.Option(help="Write the trace (of one seed) to this file, as Parquet.")
     ] = None,
     tail: Annotated[int, typer.Option(min=0, help="Show this many last rows of the trace.")] = 0,
     as_json: Annotated[
@@ -46,7 +46,13 @@ def replay(
     if paths := recorded_lives(what):
         raise typer.Exit(0 if play(paths, out, tail, as_json) else 1)
     good = True
-    for recording in runs_of_seeds(what[0], protocol):
+    recordings = runs_of_seeds(what[0], protocol)
+    if out is not None and len(recordings) > 1:
+        raise typer.BadParameter(
+            f"--out writes the trace of one seed, and {what[0]} has {len(recordings)} failing "
+            f"seeds. Replay them one by one: surecast replay {recordings[0]['seed']} --out {out}"
+        )
+    for recording in recordings:
         trace, result = run(recording["protocol"], recording["seed"])
         difference = compare(recording, trace) if recording.get("trace_digest") else None
         good = good and not result["violations"] and difference is None
@@ -142,7 +148,7 @@ def render_played(played: Any, last: list[Any]) -> str:
     named = [f"{node} ({count} starts)" if count > 1 else node for node, count in lives.items()]
     lines = [
         f"{len(lives)} node{'s' * (len(lives) != 1)}: {', '.join(named)}",
-        f"{played.steps:,} steps in {played.span_ns / 1e9:.3f} s",
+        f"{played.steps:,} steps; the recordings span {played.span_ns / 1e9:.3f} s",
     ]
     lines += [
         f"{path} is incomplete: its process was killed, or still runs" for path in played.unclosed

@@ -2,8 +2,8 @@
 
     keep-all    latest-per-key    keep-last:100    keep-for:1h
 
-`-` and `_` mean the same. Importing this module loads no other package, because `--help` needs
-RETENTIONS.
+`-` and `_` mean the same. `--help` needs RETENTIONS and must start fast, so this module imports
+`surecast.columns` and `surecast.core.config` only inside functions.
 """
 
 from __future__ import annotations

@@ -133,8 +133,9 @@ def _cuts(sizes: Sequence[int], options: ClientOptions) -> Iterator[tuple[int, i
     each batch. A row larger than `batch_bytes_max` is a batch by itself."""
     rows_max, bytes_max = options.batch_rows_max, options.batch_bytes_max
     total = len(sizes)
-    # Otherwise no batch can reach `bytes_max`, so the number of rows alone decides. (`sum` is 0 if
-    # there are no rows, for which `max` would raise an exception.)
+    # Sizes matter only if `rows_max` of the largest rows would exceed `bytes_max`. If not, only
+    # the number of rows limits a batch. (`sum` is 0 if there are no rows, for which `max` would
+    # raise an exception.)
     if sum(sizes) and max(sizes) * rows_max > bytes_max:
         lo = nbytes = 0
         for at, size in enumerate(sizes):

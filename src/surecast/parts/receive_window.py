@@ -4,11 +4,12 @@ The client of a mesh (protocols/sprinkler/mesh_peer.py) has one for each stream.
 
 position   the next position to deliver; 0 if the client starts at the latest position and does not
            know it yet
-next       the first position that was not requested yet; positions in [position, next) have arrived
-           (`early`) or are requested
+next       positions from here on will be requested when a peer has them; each position in
+           [position, next) has arrived (`early`), is requested (`asks`), or is missing and will be
+           requested from a server
 asked      positions below this one were requested from other clients already; those that are still
            missing are requested only from a server
-kept       the last delivered batches, not cut, for other clients that request them
+kept       the last delivered batches, as `take` returned them, for other clients that request them
 early      batches that arrived although lower positions are missing, sorted, without overlaps
 asks       open requests
 """

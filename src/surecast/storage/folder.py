@@ -4,7 +4,8 @@
     journal-0000000001   the newest writes (appends, truncates, saved states), in order
     segment-0000000001   batches that were moved from a journal
     manifest             which segments make up each log, and which journal follows
-    ends                 how much of the journal was reported as written, and must not get lost
+    ends                 how many bytes of the newest journal are acknowledged; if it is shorter, it
+                         is damaged
 
 Every change of the directory is a single call of a function of `os`, so that tests can let any of
 these calls fail, or simulate a crash right after it.
@@ -39,8 +40,8 @@ def is_later(opening: bytes, magic: bytes) -> bool:
     """Whether a file that begins with `opening` seems to be of a later version of the format.
 
     The last byte of a magic number is the version of the format. There are no earlier versions, so
-    any other value is taken for a later one. A flipped bit could also explain a difference; callers
-    exclude that by checksums before they call this function.
+    any other value is taken for a later one. A flipped bit could also be the cause of a difference;
+    callers rule that out with a checksum or a second copy.
     """
     return opening[:3] == magic[:3] and len(opening) >= 4 and opening[:4] != magic
 

@@ -129,8 +129,8 @@ class MeshClients:
 
     def _change(self, change: Change, _world: World) -> None:
         cluster, name, stream = self.cluster, change.name, change.stream
-        # A paused client is skipped: it would unfollow only later, and until then deliver events
-        # after the end of its record.
+        # A paused client is skipped: its `Reading` would be marked as ended now, but the client
+        # would still deliver events until it handles the Unfollow.
         if not self.is_there(name) or cluster.world.nodes[name].paused:
             return
         follows = stream in cluster.clients[name]
@@ -201,10 +201,16 @@ def _wrong(feed: Feed, bounds: ClientConfig) -> list[str]:
     found = []
     kept_bytes = sum(batch.nbytes for batch in feed.kept[feed.kept_from :])
     if not kept_bytes == feed.kept_bytes <= bounds.keep_bytes_max:
-        found.append(f"G11 {kept_bytes} bytes kept, {feed.kept_bytes} counted")
+        found.append(
+            f"G11 {kept_bytes} bytes kept, {feed.kept_bytes} counted, "
+            f"at most {bounds.keep_bytes_max} allowed"
+        )
     early_bytes = sum(batch.nbytes for batch in feed.early)
     if not early_bytes == feed.early_bytes <= bounds.early_bytes_max:
-        found.append(f"G11 {early_bytes} bytes early, {feed.early_bytes} counted")
+        found.append(
+            f"G11 {early_bytes} bytes early, {feed.early_bytes} counted, "
+            f"at most {bounds.early_bytes_max} allowed"
+        )
     # A client may exceed its limit by two: it can split a range into two requests, and the request
     # for the rest of the stream does not count.
     if len(feed.asks) > bounds.asks_max + 2:

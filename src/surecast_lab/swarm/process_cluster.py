@@ -6,12 +6,13 @@
         cluster.kill("east-2")
         cluster.restart("east-2")
         cluster.wait(lambda: cluster.least("east.orders") > 1000)
-        cluster.quiet()
-        cluster.rest()
+        cluster.quiet()  # stops publishing
+        cluster.rest()  # waits until all readers have everything
         cluster.judge().violations  # []
 
-Each replica, witness, publisher and reader is a process; servers run `surecast serve`. Regions
-reach each other, and clients reach each other, through a relay that can delay, lose and cut traffic
+Each replica, publisher and reader is a process. So is each witness, except in a region of one
+replica, where it is in the replica's process. Servers run `surecast serve`. Regions reach each
+other, and clients reach each other, through a relay that can delay, lose and cut traffic
 (`wiring.py`). A stream is owned by the region that is the first token of its name, or else by the
 first region. Readers are mesh clients, which exchange events with each other, thin subscribers,
 which get all events from a server, or programs that use the public API. `swarm.cluster` is the same
@@ -55,7 +56,7 @@ EXPIRE_NS = 1 * SECOND  # how often heads look for expired events, unless set ot
 
 
 class ProcessCluster:
-    """`clients` mesh clients and `thin` subscribers in each region, and one publisher.
+    """Each region has one publisher, `clients` mesh clients and `thin` subscribers.
 
     `wan` has the delay and loss of links between regions, `lan` those of other links. `settings`
     has sections of the servers' configuration ("chain", "storage", ...). `without` names protocols
@@ -89,13 +90,14 @@ class ProcessCluster:
         self.specs: dict[str, ProcessSpec] = {}  # process → the spec of its last start
         self.clients: list[str] = []  # mesh clients
         self.thin: list[str] = []
-        # Whether a region's only replica has lost its newest state, with the numbers of the batches
-        # accepted from each publisher. If no other region has them, publishes in flight may be
-        # refused as "expired", because the region cannot tell whether it stored them before.
+        # Whether a region's only replica has lost its newest state. This state includes the numbers
+        # of the batches accepted from each publisher. If no other region has these numbers,
+        # publishes in flight may be refused as "expired", because the region cannot tell whether it
+        # stored them before.
         self.batch_numbers_lost = False
         # Programs that read by the public API → the streams that each reads. All other readers read
         # all streams of the default delivery.
-        self.named: dict[str, list[str]] = {}
+        self.programs: dict[str, list[str]] = {}
         self.faults: list[str] = []  # violations that programs found before they were upgraded
         self.apart: list[str] = []  # streams that do not have the default delivery
         self.loads: dict[str, list[tuple[Any, ...]]] = {}  # the load of each publisher
@@ -204,12 +206,12 @@ class ProcessCluster:
             "streams": {stream: self.streams[stream].hex() for stream in streams},
             "stored": str(self.folder / f"{file_name(name)}.stored"),
         }
-        self.named[self.add_user(name, "cursor-app", args)] = list(streams)
+        self.programs[self.add_user(name, "cursor-app", args)] = list(streams)
 
     def add_pattern_reader(self, name: str, pattern: str, mesh: bool) -> None:
         """Start a program that reads all matching streams (`pattern_reader.py`)."""
         args = {"pattern": pattern, "mesh": mesh}
-        self.named[self.add_user(name, "pattern-reader", args)] = self.default_streams
+        self.programs[self.add_user(name, "pattern-reader", args)] = self.default_streams
 
     @property
     def default_streams(self) -> list[str]:
@@ -219,7 +221,7 @@ class ProcessCluster:
     def _follow(self, readers: list[str]) -> None:
         streams = [self.streams[stream] for stream in self.default_streams]
         for name in readers:
-            if self.answers(name) and name not in self.named:
+            if self.answers(name) and name not in self.programs:
                 self.workers[name].ask("follow", streams, 1)
 
     # ------------------------------------------------------------ driving
@@ -279,6 +281,7 @@ class ProcessCluster:
         self.workers[publisher].ask("publish", *load)
 
     def quiet(self) -> None:
+        """Stop publishing; does not wait for acknowledgements."""
         self.loads.clear()
         for name in self.publishers:
             self.workers[name].ask("quiet")
@@ -306,7 +309,9 @@ class ProcessCluster:
         self._begin(name)
         self.workers[name].ready()
         if name in self.readers:
-            self._follow([name])  # its log lacks streams of which it has received nothing
+            # By itself it follows the streams in its delivery log, which lacks those of which it
+            # has received nothing.
+            self._follow([name])
 
     def restart_in_order(self, name: str) -> None:
         """Stop a server with SIGTERM, wait until its chain has removed it, and start it again, so
@@ -318,14 +323,15 @@ class ProcessCluster:
     def upgrade(self, name: str) -> None:
         """Replace a process that lacks protocols by one that has them all: stop it with SIGTERM
         and start it with the same name and folder. A publisher first waits for its last
-        acknowledgement; the new process continues with the same batch numbers."""
+        acknowledgement; the new process continues the numbering of the events, which is part of
+        their values."""
         worker = self.workers[name]
         publishes = name in self.publishers
         if publishes:
             worker.ask("quiet")
             self.wait(lambda: not worker.ask("status")["unacknowledged"])
             self.earlier.setdefault(name, []).append(worker.ask("results"))
-        if name in self.named:
+        if name in self.programs:
             self.faults += self._faults(name)
         worker.finish()
         self._begin(name, without=())
@@ -362,8 +368,8 @@ class ProcessCluster:
 
     @property
     def readers(self) -> list[str]:
-        """Mesh clients, thin subscribers and programs with named subscriptions."""
-        return [*self.clients, *self.thin, *self.named]
+        """Mesh clients, thin subscribers and programs that read by the public API (`programs`)."""
+        return [*self.clients, *self.thin, *self.programs]
 
     def answers(self, name: str) -> bool:
         worker = self.workers[name]
@@ -387,7 +393,7 @@ class ProcessCluster:
         for name in self.readers if readers is None else readers:
             if self.answers(name):
                 by_id = self.workers[name].ask("status")["positions"]
-                wanted = self.named.get(name, self.default_streams)
+                wanted = self.programs.get(name, self.default_streams)
                 found[name] = {s: by_id.get(self.streams[s], 1) for s in wanted}
         return found
 
@@ -418,8 +424,8 @@ class ProcessCluster:
         return True
 
     def rest(self, readers: list[str] | None = None) -> None:
-        """Wait until the cluster is settled and stays settled. It may become unsettled because the
-        head of a keep_for stream appends events that mark expiry."""
+        """Wait until the cluster is settled and stays settled. It may become unsettled because a
+        chain's head appends to keep_for streams the entries that make old events void."""
         ages_ns = [p.ns for p in self.policies.values() if isinstance(p, KeepFor)]
         expire_ns = self.settings.get("streams", {}).get("expire_ns", EXPIRE_NS)
         quiet_s = (max(ages_ns) + 3 * expire_ns) / SECOND if ages_ns else 0.0
@@ -436,8 +442,8 @@ class ProcessCluster:
         self.wait(at_rest)
 
     def audit(self) -> None:
-        """Read every replica from the first position of every stream, with new readers. Call it
-        once."""
+        """Read every stream of the default delivery from its first position, from every replica,
+        with new readers. Call this once."""
         self.audited = {stream: self.least(stream) for stream in self.streams}
         self.audits = self._spawn(
             self._spec(f"{n}/audit", "subscriber", {"replicas": [n]}, self.wiring.book((n,)))
@@ -457,7 +463,7 @@ class ProcessCluster:
         for reader in (*self.readers, *self.audits):
             self._take_read(reader, records)
         tally.violations += self.faults
-        for name in self.named:
+        for name in self.programs:
             tally.violations += self._faults(name)
         for record in records.values():
             check(record, tally)
@@ -494,7 +500,7 @@ class ProcessCluster:
         readings = {stream_id: Reading(reader) for stream_id in self.streams.values()}
         for batch in read_delivered(delivered_path(str(self.folder), reader)):
             readings[batch.stream_id].take((batch,))
-        for stream in self.named.get(reader, self.default_streams):
+        for stream in self.programs.get(reader, self.default_streams):
             reading, record = readings[self.streams[stream]], records[stream]
             reading.settled = self.audited.get(stream, reading.position)
             (record.audits if reader in self.audits else record.readings).append(reading)

@@ -317,7 +317,7 @@ class FaultInjector:
         return self._kill_reader("kill-thin", self.cluster.thin)
 
     def _kill_named(self) -> ProcessFault | None:
-        return self._kill_reader("kill-named", list(self.cluster.named))
+        return self._kill_reader("kill-named", list(self.cluster.programs))
 
     def _kill_reader(self, kind: str, readers: list[str]) -> ProcessFault | None:
         name = self._pick([reader for reader in readers if reader not in self.readers_down])

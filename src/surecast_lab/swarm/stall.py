@@ -9,8 +9,9 @@ subscribers. Some of them are thin (they get all events from a server), others a
 that its process is suspended (SIGSTOP); *held* means that its program takes no more batches, so
 that the client's buffer fills. When it continues, it must get every event that was not replaced by
 a later one (`load.py` checks this). The rates of the other subscribers before and during the stall
-are reported; the only requirement is that they make progress. The servers' memory and queues must
-stay within the limits of their configuration.
+are reported; the only requirement is that they make progress. A server's memory may grow by at most
+two journals, the queue of one peer and a tolerance; its queues must stay within `queue_bytes_max`
+for each peer.
 
     python -m surecast_lab.swarm.stall [--seconds 30] [--case thin-stopped]
 """
@@ -60,7 +61,7 @@ class StallResult(msgspec.Struct):
     stalled_s: float = 0.0
     rate_before: float = 0.0  # positions per second of the slowest other subscriber
     rate_during: float = 0.0
-    missed: int = 0  # positions published during the stall
+    published_meanwhile: int = 0  # positions published during the stall
     skipped: int = 0  # positions that became void before the stalled subscriber read them
     memory_before: int = 0  # bytes, of the server that uses most
     memory_peak: int = 0
@@ -120,7 +121,7 @@ class _Stall:
         began, published = time.monotonic(), self._published()
         result.rate_during = self._rate(events, seconds)
         result.stalled_s = time.monotonic() - began
-        result.missed = self._published() - published
+        result.published_meanwhile = self._published() - published
         self.say(f"{result.rate_during:,.0f} positions a second; the stall ends")
         self._end()
         at = self._lowest_position(self.others)
@@ -226,9 +227,9 @@ def main() -> None:
         bad += bool(result.violations)
         print(
             f"{name}: {'VIOLATED' if result.violations else 'ok'}, stalled "
-            f"{result.stalled_s:.0f} s while {result.missed:,} of {result.published:,} events were "
-            f"published; {result.skipped:,} became void before it read them. Others: "
-            f"{result.rate_before:,.0f} positions/s before, {result.rate_during:,.0f} during. "
+            f"{result.stalled_s:.0f} s while {result.published_meanwhile:,} of "
+            f"{result.published:,} events were published; {result.skipped:,} became void before it "
+            f"read them. Others: {result.rate_before:,.0f} positions/s before, {result.rate_during:,.0f} during. "
             f"Largest server: {result.memory_before >> 20} MiB before, {result.memory_peak >> 20} "
             f"at most; queued at most {result.queued_peak >> 10:,} KiB",
             flush=True,

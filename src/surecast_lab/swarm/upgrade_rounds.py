@@ -223,8 +223,8 @@ class _Round:
         self._save_counters(name)
         cluster.upgrade(name)
         self.result.replaced.append(name)
-        if name in cluster.named and region in self.created:
-            cluster.named[name].append(self.created[region])
+        if name in cluster.programs and region in self.created:
+            cluster.programs[name].append(self.created[region])
         if name in cluster.regions[region]:
             self._try(region)  # without waiting, so that the chain may still be changing
         self._settle(name)
@@ -296,7 +296,7 @@ class _Round:
         older = [n for n in self.programs[region] if cluster.lacks_protocols(n)]
         newer = [n for n in self.programs[region] if n not in older]
         for name in newer:
-            cluster.named[name].append(stream)
+            cluster.programs[name].append(stream)
         cluster.publish(stream, ROWS, EVERY_NS)
         cluster.wait(lambda: cluster.least(stream, newer) > STEPS[0])
         cluster.wait(lambda: all(self._leaves_out(name, stream) for name in older))

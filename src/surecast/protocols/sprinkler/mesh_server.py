@@ -47,7 +47,7 @@ class Mesh:
     view: View
     active: list[Peer] = field(default_factory=list)  # the peers that are notified of new events
     known: dict[Peer, int] = field(default_factory=dict)  # peer → the end it has or was notified of
-    shown: int = 0  # the end of the stream, as readers see it, when it last changed
+    shown: int = 0  # the end that readers saw when `_moved` last looked; 0: none
     told_ns: int = 0  # when peers were last notified
     news: bool = False  # the stream has got new events since peers were last drawn
     # The end of the stream at the last gossip. A peer whose end is lower has missed notifications.
@@ -146,8 +146,9 @@ class MeshServer(HandlerMachine):
             _forget(mesh, peer, gone=True)
 
     def _on_request(self, peer: Peer, message: MeshRequest) -> None:
-        """Answer a client that could not get events from others. The answer is a large part of the
-        range; the client then requests the next part."""
+        """Answer a client: one that this server has notified, that begins or polls, or that did not
+        get the events from other clients. If the range is too long for one answer, the answer has
+        its first part, and the client requests the rest."""
         stream, end = message.stream, self._end(message.stream)
         if end and message.lo > 0:
             self._requested(peer, stream, min(message.hi or end, end))
