@@ -229,9 +229,10 @@ def main() -> None:
             f"{name}: {'VIOLATED' if result.violations else 'ok'}, stalled "
             f"{result.stalled_s:.0f} s while {result.published_meanwhile:,} of "
             f"{result.published:,} events were published; {result.skipped:,} became void before it "
-            f"read them. Others: {result.rate_before:,.0f} positions/s before, {result.rate_during:,.0f} during. "
-            f"Largest server: {result.memory_before >> 20} MiB before, {result.memory_peak >> 20} "
-            f"at most; queued at most {result.queued_peak >> 10:,} KiB",
+            f"read them. Others: {result.rate_before:,.0f} positions/s before, "
+            f"{result.rate_during:,.0f} during. Largest server: "
+            f"{result.memory_before >> 20} MiB before, {result.memory_peak >> 20} at most; "
+            f"queued at most {result.queued_peak >> 10:,} KiB",
             flush=True,
         )
         for violation in result.violations:
