@@ -78,10 +78,11 @@ class Bench:
         mutant: type[Any] | None = None,
         *,
         streams: dict[str, Any] | None = None,
+        disk: MemoryDisk | None = None,
         **options: Any,
     ) -> None:
         region = name.split("/")[0]
-        self.disk = MemoryDisk()
+        self.disk = disk or MemoryDisk()
         replica = region_replica(
             configs(
                 Deployment(region, name, REGIONS, f"{region}/config"),

@@ -70,6 +70,9 @@ def healthy() -> Any:
                 disk=SimpleNamespace(holes=lambda log: []),
                 entries_lost=[],
                 hole_at={},
+                has_read_directory=True,
+                directory_committed=3,
+                directory_at_start=6,
             ),
             "sprinkler": SimpleNamespace(
                 now_ns=10**9,
@@ -124,6 +127,10 @@ def ahead(server: Any) -> None:
 def damaged(server: Any) -> None:
     server.layers["streams"].streams[b"s"].hole = 10
     server.layers["streams"].disk.holes = lambda log: [(10, 12), (20, 31)]
+
+
+def directory_unread(server: Any) -> None:
+    server.layers["streams"].has_read_directory = False
 
 
 def directory_damaged(server: Any) -> None:
@@ -212,6 +219,7 @@ TABLE: list[tuple[Callable[[Any], None], str, str]] = [
     (distrusted, "disk-distrusted", "the journal is shorter than it was"),
     (ahead, "replica-ahead", "e-2"),
     (damaged, "stream-damaged", "s: positions 10 to 11 and 20 to 30 (ranges: 2)"),
+    (directory_unread, "directory-unread", "2 of 5 entries are read"),
     (directory_damaged, "stream-damaged", "the region's directory: from entry 3 on"),
     (
         entries_lost,

@@ -43,6 +43,23 @@ def test_a_local_region_delivers_published_events() -> None:
     run(main)
 
 
+def test_a_region_that_has_started_knows_the_streams_of_its_folder(tmp_path: Path) -> None:
+    async def main() -> None:
+        region = LocalRegion(tmp_path / "data")
+        await region.start()
+        async with connect(region.url) as client:
+            for number in range(20):
+                await client.stream(f"s{number}")
+        await region.stop()
+        for _ in range(3):
+            await region.start()
+            assert region.server is not None
+            assert len(region.server.streams.streams) == 20  # before anything else has run
+            await region.stop()
+
+    run(main)
+
+
 def test_acknowledged_events_are_there_after_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
         for life in (1, 2, 3):

@@ -305,6 +305,11 @@ class Streams(Protocol):
     @property
     def streams(self) -> Mapping[LogId, StreamState]: ...
 
+    @property
+    def has_read_directory(self) -> bool:
+        """Whether this replica has read the directory that was on its disk at its start. Until then
+        it may not know all streams."""
+
     def named(self, name: str) -> StreamInfo | None:
         """The stream of that name in the directory, if it is not deleted."""
 

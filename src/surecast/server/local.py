@@ -13,6 +13,8 @@ acknowledged events are available again after the next start. Without one they a
 region stops.
 """
 
+import asyncio
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -23,6 +25,8 @@ from surecast.server.config import build
 from surecast.server.region import RegionServer
 
 __all__ = ["LocalRegion"]
+
+DIRECTORY_S = 5.0  # how long `start` waits until the directory of streams is read
 
 
 class LocalRegion:
@@ -58,15 +62,19 @@ class LocalRegion:
         self.server: RegionServer | None = None
 
     async def start(self) -> None:
-        """Listen for clients. The chain begins to work a moment after this returns; requests of
-        clients wait until then."""
+        """Listen for clients. Returns when the region has read which streams are in its data folder
+        (until then it would answer that they do not exist), or after DIRECTORY_S."""
         if self.server is not None:
             raise UsageError("this region is running already; stop it first")
         server = RegionServer(self.config)
         await server.start()
         try:
             self._check(server)
-        except StorageError:
+            with suppress(TimeoutError):  # the region does not work yet; requests of clients wait
+                async with asyncio.timeout(DIRECTORY_S):
+                    while not server.streams.has_read_directory:
+                        await asyncio.sleep(0.001)
+        except BaseException:
             await server.stop()
             raise
         self.server = server

@@ -5,10 +5,13 @@ import pytest
 
 from surecast.columns.batch import Batch
 from surecast.columns.retention import KeepAll, LatestPerKey
+from surecast.core.replicated import Committed, Truncated
 from surecast.core.streams import DIRECTORY, StreamInfo
 from surecast.errors import PeerError
 from surecast.protocols.streams.directory import Directory, info_batch
+from surecast.storage.memory import MemoryDisk
 from tests.helpers import cluster_of
+from tests.protocols.bench import Bench
 
 
 def info(number: int, name: str, replaces: bytes = b"") -> StreamInfo:
@@ -28,6 +31,38 @@ def test_every_stream_is_mapped_to_the_chain_that_keeps_it() -> None:
         cluster.world.run(cluster.world.now_ns + 1_000_000_000)
         directory = cluster.world.machine(node).layers["streams"].directory
         assert directory.chains == {cluster.streams["s"]: chain}
+
+
+def restarted(entries: int) -> Bench:
+    """A replica that starts with so many entries in its directory."""
+    disk = MemoryDisk()
+    for seq in range(1, entries + 1):
+        one = info_batch(info(seq, f"s{seq}"), "y", seq).sequenced(seq, 1, 1)
+        disk.append(DIRECTORY, (one,))
+    return Bench(disk=disk)
+
+
+def test_a_replica_knows_all_streams_when_the_directory_of_its_disk_is_committed() -> None:
+    bench = restarted(3)
+    assert not bench.service.has_read_directory
+    bench.chain_emits(Committed(DIRECTORY, 3))
+    assert not bench.service.has_read_directory
+    assert bench.service.named("s3") is None
+    bench.chain_emits(Committed(DIRECTORY, 4))
+    assert bench.service.has_read_directory
+    assert bench.service.named("s3") is not None
+
+
+def test_a_directory_that_was_truncated_or_damaged_after_the_start_is_not_waited_for() -> None:
+    bench = restarted(3)
+    bench.chain_emits(Committed(DIRECTORY, 2))
+    bench.disk.truncate(DIRECTORY, 2)
+    bench.chain_emits(Truncated(DIRECTORY, 2))
+    assert bench.service.has_read_directory
+    bench = restarted(3)
+    bench.service.hole_at[DIRECTORY] = 2
+    assert bench.service.has_read_directory
+    assert restarted(0).service.has_read_directory
 
 
 def test_the_first_of_a_name_wins_and_repeats_change_nothing() -> None:

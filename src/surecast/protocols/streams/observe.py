@@ -22,6 +22,13 @@ class StreamsObserver:
     """Implements `core.roles.Observer` for the role `streams` (role.py)."""
 
     codes: ClassVar[Mapping[str, Code]] = {
+        "directory-unread": Code(
+            "This replica has started and has not read the region's directory of streams yet, so "
+            "it does not know all streams. It reads the directory as soon as it is a member of the "
+            "region's chain; after that this takes a moment.",
+            "Nothing. If it stays: see the alarms of the chain.",
+            blocks=True,
+        ),
         "stream-quarantined": Code(
             "While this replica was running, it could not read or index part of a stream's log. "
             "Positions before it are served; publishes are refused. Other replicas may have all "
@@ -48,6 +55,9 @@ class StreamsObserver:
 
     def alarms(self, layers: Layers) -> Iterator[tuple[str, str]]:
         service: StreamService = layers["streams"]
+        if not service.has_read_directory:
+            read, there = service.directory_committed - 1, service.directory_at_start - 1
+            yield "directory-unread", f"{read} of {there} entries are read"
         streams = service.streams.values()
         bad = [(s.info.name, s.quarantined) for s in streams if s.quarantined]
         for name, why in bad[:LISTED_MAX]:

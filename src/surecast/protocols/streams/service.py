@@ -234,6 +234,7 @@ class StreamService(HandlerMachine):
         self.deliveries = deliveries
         self.directory = Directory()
         self.directory_committed = 1  # the end of what `directory` contains
+        self.directory_at_start = disk.end(DIRECTORY)  # the end of that log at the start
         self.streams: dict[LogId, Stream] = {}
         # Logs kept for layers above: the latest entry of each key stays; they have no readers.
         self.kept = {log: self._kept(log) for log in KEPT_FOR}
@@ -288,6 +289,12 @@ class StreamService(HandlerMachine):
 
     def named(self, name: str) -> StreamInfo | None:
         return self.directory.by_name.get(name)
+
+    @property
+    def has_read_directory(self) -> bool:
+        # The log may have been truncated since the start.
+        wanted = min(self.directory_at_start, self.disk.end(DIRECTORY))
+        return self.directory_committed >= wanted or DIRECTORY in self.hole_at
 
     def is_listed(self, stream: LogId) -> bool:
         return stream in self.directory.by_id
