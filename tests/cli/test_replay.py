@@ -159,7 +159,7 @@ def test_recordings_are_replayed(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
         assert done.stdout.splitlines() == [
             "2 nodes: a, b",
-            "100 steps; the recordings span 0.490 s",
+            "100 steps played, spanning 0.490 s",
             "the replay equals the recorded run: 100 steps, 100 effects",
         ]
 

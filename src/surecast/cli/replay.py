@@ -1,4 +1,4 @@
-"""`surecast replay`: repeats a run in the simulator and compares it with the first run.
+"""`surecast replay`: repeats a run and compares it with the first run.
 
 There are two kinds of runs. A run of a *swarm* (a randomized fault test, `surecast sim`) is
 repeated from its seed, which determines everything. If a trace of the first run is given, the new
@@ -25,14 +25,15 @@ def replay(
     what: Annotated[
         list[str],
         typer.Argument(
-            help="A seed; a trace written with --out; the output of `surecast sim --json`, "
-            "whose failing seeds are then replayed; or recordings of nodes that ran over sockets, "
-            "or a directory of them."
+            help="A seed; the trace of a seed, written with --out; the output of "
+            "`surecast sim --json`, whose failing seeds are then replayed; or recordings of nodes "
+            "that ran over sockets, or a directory of them."
         ),
     ],
     protocol: Annotated[str, typer.Option(help="The swarm, if WHAT is a seed.")] = "sprinkler",
     out: Annotated[
-        Path | None, typer.Option(help="Write the trace (of one seed) to this file, as Parquet.")
+        Path | None,
+        typer.Option(help="Write the trace (of one seed, or of the recordings) to this file."),
     ] = None,
     tail: Annotated[int, typer.Option(min=0, help="Show this many last rows of the trace.")] = 0,
     as_json: Annotated[
@@ -148,7 +149,7 @@ def render_played(played: Any, last: list[Any]) -> str:
     named = [f"{node} ({count} starts)" if count > 1 else node for node, count in lives.items()]
     lines = [
         f"{len(lives)} node{'s' * (len(lives) != 1)}: {', '.join(named)}",
-        f"{played.steps:,} steps; the recordings span {played.span_ns / 1e9:.3f} s",
+        f"{played.steps:,} steps played, spanning {played.span_ns / 1e9:.3f} s",
     ]
     lines += [
         f"{path} is incomplete: its process was killed, or still runs" for path in played.unclosed

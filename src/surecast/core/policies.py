@@ -91,5 +91,5 @@ def _within(number: int) -> int:
 def _wrong(given: object, where: str) -> UsageError:
     return UsageError(
         f"{where}: {given!r} is not a retention policy. Valid: {RETENTIONS} (units: "
-        f"{', '.join(_UNITS)}; seconds without one). - and _ mean the same"
+        f"{', '.join(_UNITS)}; seconds without one). '-' and '_' mean the same in a name"
     )

@@ -153,7 +153,7 @@ def _cuts(sizes: Sequence[int], options: ClientOptions) -> Iterator[tuple[int, i
 
 
 def _table_of(values: ArrowStream) -> pa.Table | pa.RecordBatch:
-    """`values` as a table of pyarrow. Objects of pyarrow are returned unchanged."""
+    """`values` as a table of pyarrow. A Table or RecordBatch is returned unchanged."""
     import pyarrow as pa
 
     if isinstance(values, pa.Table | pa.RecordBatch):

@@ -7,7 +7,7 @@ position   the next position to deliver; 0 if the client starts at the latest po
 next       positions from here on will be requested when a peer has them; each position in
            [position, next) has arrived (`early`), is requested (`asks`), or is missing and will be
            requested from a server
-asked      positions below this one were requested from other clients already; those that are still
+asked      positions below this one are not requested from other clients any more; those that are
            missing are requested only from a server
 kept       the last delivered batches, as `take` returned them, for other clients that request them
 early      batches that arrived although lower positions are missing, sorted, without overlaps
@@ -110,7 +110,8 @@ class ReceiveWindow:
         return part
 
     def _hold(self, batch: Batch) -> None:
-        """Keep an early batch, cut to the part that no other early batch covers."""
+        """Keep an early batch, cut to its part before the next early batch. The rest is dropped,
+        and requested again."""
         early, lo, hi = self.early, batch.lo, batch.hi
         index = bisect_left(early, lo, key=_lo)
         if index and early[index - 1].hi > lo:

@@ -4,8 +4,8 @@
     journal-0000000001   the newest writes (appends, truncates, saved states), in order
     segment-0000000001   batches that were moved from a journal
     manifest             which segments make up each log, and which journal follows
-    ends                 how many bytes of the newest journal are acknowledged; if it is shorter, it
-                         is damaged
+    ends                 how many bytes of the newest journal are acknowledged; a journal with fewer
+                         bytes is damaged
 
 Every change of the directory is a single call of a function of `os`, so that tests can let any of
 these calls fail, or simulate a crash right after it.
@@ -98,7 +98,8 @@ class Folder(Paths):
         with suppress(OSError):  # only for error messages: must not fail on a full disk
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
-        # Existing files may have other modes: from an earlier version, or another `group_read`.
+        # Existing files may have other modes: an earlier version created them, or `group_read` of
+        # the configuration was different.
         modes.set_mode(self.path, config.folder_mode)
         for old in (self.manifest, *self._files("journal"), *self._files("segment")):
             modes.set_mode(old, self.file_mode)

@@ -214,7 +214,8 @@ def _wrong(feed: Feed, bounds: ClientConfig) -> list[str]:
     # A client may exceed its limit by two: it can split a range into two requests, and the request
     # for the rest of the stream does not count.
     if len(feed.asks) > bounds.asks_max + 2:
-        found.append(f"G11 {len(feed.asks)} requests under way, at most {bounds.asks_max} allowed")
+        allowed = bounds.asks_max + 2
+        found.append(f"G11 {len(feed.asks)} requests under way, at most {allowed} allowed")
     if feed.next < feed.position:
         found.append(
             f"G11 requests {feed.next} next, though all before {feed.position} is delivered"

@@ -11,12 +11,12 @@
         cluster.judge().violations  # []
 
 Each replica, publisher and reader is a process. So is each witness, except in a region of one
-replica, where it is in the replica's process. Servers run `surecast serve`. Regions reach each
-other, and clients reach each other, through a relay that can delay, lose and cut traffic
-(`wiring.py`). A stream is owned by the region that is the first token of its name, or else by the
-first region. Readers are mesh clients, which exchange events with each other, thin subscribers,
-which get all events from a server, or programs that use the public API. `swarm.cluster` is the same
-deployment in the simulator; both are judged in the same way.
+replica, where it is in the replica's process. Servers run the same code as `surecast serve`.
+Regions reach each other, and clients reach each other, through a relay that can delay, lose and cut
+traffic (`wiring.py`). A stream is owned by the region that is the first token of its name, or else
+by the first region. Readers are mesh clients, which exchange events with each other, thin
+subscribers, which get all events from a server, or programs that use the public API.
+`swarm.cluster` is the same deployment in the simulator; both are judged in the same way.
 
 It is a violation if a process ends without being killed: `wait` raises an error with the last lines
 of its log, and `judge` reports a violation. Logs, data folders and recordings stay in `folder`.
@@ -249,7 +249,8 @@ class ProcessCluster:
 
     def try_open(self, stream: str, region: str, policy: Policy, delivery: str = "") -> str:
         """Try to create a stream; returns the reason of a refusal, or "" if it is created. If
-        `delivery` is given, `named` must list the readers of the stream."""
+        `delivery` is given, the caller must add the stream to its readers' entries of `programs`.
+        """
         publisher = self.workers[f"{region}/pub"]
         publisher.ask("open", Open(stream, StreamSpec(policy, delivery)))
         answer: dict[str, Any] = {}

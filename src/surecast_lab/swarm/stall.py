@@ -10,8 +10,8 @@ that its process is suspended (SIGSTOP); *held* means that its program takes no 
 that the client's buffer fills. When it continues, it must get every event that was not replaced by
 a later one (`load.py` checks this). The rates of the other subscribers before and during the stall
 are reported; the only requirement is that they make progress. A server's memory may grow by at most
-two journals, the queue of one peer and a tolerance; its queues must stay within `queue_bytes_max`
-for each peer.
+two journals, the queue of one peer and a tolerance; the sum of its queues must stay within six
+times `queue_bytes_max` (four subscribers and two other peers).
 
     python -m surecast_lab.swarm.stall [--seconds 30] [--case thin-stopped]
 """
@@ -48,8 +48,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "storage": {"journal_bytes_max": 8 << 20, "segment_bytes_max": 64 << 20},
     "runtime": {"high_water_bytes": 1 << 20, "queue_bytes_max": 16 << 20},
 }
-WARM = 200_000  # events delivered to all readers before the first measurement
-MEASURED = 400_000  # events delivered during the measurement before the stall
+WARM = 200_000  # positions that all readers pass before the first measurement
+MEASURED = 400_000  # positions that all readers advance in the measurement before the stall
 SLACK_BYTES = 64 << 20  # tolerance for a server's memory
 STREAM = "load"
 
@@ -84,8 +84,8 @@ def run_stall(
     seconds: float = 0.0,
     say: Callable[[str], None] = lambda _: None,
 ) -> StallResult:
-    """Run a case. The stall lasts until the other subscribers have received `events` more events,
-    and at least for `seconds`."""
+    """Run a case. The stall lasts until each of the other subscribers has advanced by `events`
+    positions, and at least for `seconds`."""
     result = StallResult(name, [])
     try:
         with ProcessCluster(folder, 1, {"east": 2}, 0, settings=SETTINGS) as cluster:
@@ -217,7 +217,9 @@ class _Stall:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Stop one of the subscribers at full load.")
-    parser.add_argument("--seconds", type=float, default=30.0, help="duration of the stall")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="the stall lasts at least so long"
+    )
     parser.add_argument("--case", choices=list(CASES), help="run only this case")
     options = parser.parse_args()
     bad = 0

@@ -48,7 +48,7 @@ class Mesh:
     active: list[Peer] = field(default_factory=list)  # the peers that are notified of new events
     known: dict[Peer, int] = field(default_factory=dict)  # peer → the end it has or was notified of
     shown: int = 0  # the end that readers saw when `_moved` last looked; 0: none
-    told_ns: int = 0  # when peers were last notified
+    told_ns: int = 0  # when `active` were last notified of a new end
     news: bool = False  # the stream has got new events since peers were last drawn
     # The end of the stream at the last gossip. A peer whose end is lower has missed notifications.
     settled: int = 0
@@ -273,7 +273,9 @@ class MeshServer(HandlerMachine):
     def _on_peer_down(self, inp: PeerDown) -> None:
         peer = inp.peer
         self.congested.pop(peer, None)
-        gone = not self.up.pop(peer, False)  # there was no session: the peer cannot be reached
+        # If the session was never up, the peer cannot be reached. After the end of a session a peer
+        # stays in the views.
+        gone = not self.up.pop(peer, False)
         for mesh in self.meshes.values():
             _forget(mesh, peer, gone)
 
