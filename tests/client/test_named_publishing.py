@@ -11,6 +11,7 @@ import pytest
 from surecast.client.publisher_id import publisher_id
 from surecast.client.stream import Stream
 from surecast.columns.batch import Batch
+from surecast.endpoint.error_messages import publish_error
 from surecast.errors import PublishError, UsageError
 from tests.client.stage import Regions, play, until
 from tests.client.test_publish import read
@@ -162,12 +163,19 @@ def test_a_named_publisher_refuses_batches_after_a_failure() -> None:
             futures = [await named.publish_batch(batch) for batch in (other, *sent[2:])]
             await asyncio.wait(futures)
             assert all(isinstance(future.exception(), PublishError) for future in futures)
-            assert "another batch" in str(futures[0].exception())
+            assert "other events with these numbers" in str(futures[0].exception())
             with pytest.raises(PublishError):
                 await named.publish_batch(sent[3])
             assert await publish(stream, 7, sent[2:]) == [(7, 10), (10, 13), (13, 16)]
 
     play(scenario)
+
+
+def test_a_named_publisher_that_leaves_out_a_number_is_told_so() -> None:
+    """It is refused like a publisher whose acknowledged events were lost."""
+    problem = str(publish_error("s", "history-lost", named=True))
+    assert "begin at 1 under a new name, and none may be left out" in problem
+    assert "left out" not in str(publish_error("s", "history-lost"))
 
 
 def test_numbering_restarts_only_when_all_earlier_batches_are_acknowledged() -> None:

@@ -99,7 +99,8 @@ class Stream:
         tag: bytes | None = None,
         timeout: Timeout = None,
     ) -> int:
-        """Publish an event; returns its position when it is on disk at every replica.
+        """Publish an event; returns its position when every replica in the chain of the region that
+        owns the stream has it on disk.
 
             seq = await stream.publish(b"on", key=b"lamp:7")
 
@@ -148,7 +149,8 @@ class Stream:
         tags: Iterable[bytes | None] | None = None,
         timeout: Timeout = None,
     ) -> Seqs:
-        """Publish many events in order; returns their positions when all are on disk.
+        """Publish many events in order; returns their positions when all are on disk, as with
+        `publish`.
 
             seqs = await stream.publish_many([b"a", b"b"], keys=[b"k1", b"k2"])
             seqs = await stream.publish_many(table)  # columns value, and optionally key and tag
@@ -195,12 +197,15 @@ class Stream:
 
         `publisher` is any string, a UUID or any 16 bytes; equal names are the same publisher in all
         processes. Events published through the returned Stream get the numbers `pub_no`, `pub_no` +
-        1, and so on. The stream's owner publishes an event only if it has not accepted its number
-        from this publisher before. So a program may repeat its batches from any number on, if they
-        are identical and in order: each of them is published once. After a failure the returned
-        Stream accepts nothing more. Wait until all of its batches are acknowledged or have failed,
-        then call `named` again with the number of the first event to repeat. Named publishers never
-        expire.
+        1, and so on. The first number under a new name is 1, and no number may be left out. The
+        stream's owner publishes an event only if it has not accepted its number from this publisher
+        before. So a program may repeat its batches from the beginning of any of them on, if they
+        are identical (also in where each begins and ends) and in order: each of them is published
+        once. `publish_batch` keeps the batches as they are; other calls may join events.
+
+        After a failure the returned Stream accepts nothing more. Wait until all of its batches are
+        acknowledged or have failed, then call `named` again with the number of the first event to
+        repeat. Named publishers never expire.
         """
         return self.published_as(publisher_id(publisher), pub_no)
 

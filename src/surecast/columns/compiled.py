@@ -7,7 +7,8 @@ These rules keep kernels fast and predictable:
   cost, but not the reverse.
 * Machine code is cached on disk (numba_cache.py defines where).
 * Kernels release the GIL.
-* Kernels take and return arrays and numbers, no other Python objects.
+* The parameters of kernels are arrays and numbers. A kernel returns a number, and writes other
+  results into arrays that the caller has allocated.
 """
 
 from __future__ import annotations

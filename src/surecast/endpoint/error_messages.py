@@ -53,12 +53,22 @@ _PUBLISH: Final = {
     "published",
     "not-sent": "the client was closed while the events were waiting for room: they were not sent",
 }
+# Messages that differ for named publishers, which choose the numbers and the batches themselves.
+_PUBLISH_NAMED: Final = {
+    "mismatch": "this publisher has published other events with these numbers, or the same events "
+    "in other batches. Nothing was published. Repeat the batches exactly as they were, or continue "
+    "after the last number that was acknowledged",
+    "history-lost": "the stream has not got the number before these events from this publisher. "
+    "Numbers begin at 1 under a new name, and none may be left out. (Or the region has lost "
+    "acknowledged events, by its operator's decision: then publish them again)",
+}
 # Codes after which the events may have been published nevertheless.
 _MAYBE_TAKEN: Final = ("owner-unreachable", "expired", "history-lost", "closed")
 
 
-def publish_error(stream: str, why: str) -> PublishError:
-    """The error for a publish to a stream that has failed with the code `why`."""
+def publish_error(stream: str, why: str, *, named: bool = False) -> PublishError:
+    """The error for a publish to a stream, by a named publisher or not, that has failed with the
+    code `why`."""
     if why == "owner-unreachable":
         return OwnerUnreachable(
             f"the region that owns {stream!r} cannot be reached, so it is not known whether it "
@@ -69,7 +79,8 @@ def publish_error(stream: str, why: str) -> PublishError:
     if why == "deleted":
         return StreamDeleted(stream)
     maybe_taken = why in _MAYBE_TAKEN
-    what = _PUBLISH.get(why, f"the region refused it ({why}); `surecast status` may say more")
+    messages = {**_PUBLISH, **_PUBLISH_NAMED} if named else _PUBLISH
+    what = messages.get(why, f"the region refused it ({why}); `surecast status` may say more")
     failed = "no acknowledgement for events of" if maybe_taken else "not published to"
     return PublishError(f"{failed} {stream!r}: {what}", maybe_taken=maybe_taken)
 

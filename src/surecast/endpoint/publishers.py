@@ -181,7 +181,7 @@ class Outbox:
         if self._stopped:
             raise Closed(f"the client is closed: nothing more can be published to {self.name!r}")
         if self._failure:
-            raise publish_error(self.name, self._failure)
+            raise self._publish_error(self._failure)
 
     def publish(self, value: bytes, key: bytes | None, tag: bytes | None) -> asyncio.Future[int]:
         """Add an event, now or when there is room; the future gets its position."""
@@ -392,10 +392,13 @@ class Outbox:
         futures = [future for _, future in sent.waiters]
         for future in (*futures, sent.positions):
             if future is not None and not future.done():
-                future.set_exception(publish_error(self.name, why))
+                future.set_exception(self._publish_error(why))
         if sent.soon:
-            self._error = self._error or publish_error(self.name, why)
+            self._error = self._error or self._publish_error(why)
             self._errors += sent.soon
+
+    def _publish_error(self, why: str) -> PublishError:
+        return publish_error(self.name, why, named=self._named is not None)
 
     def _unblock(self) -> None:
         """Add events and batches that wait for room, as far as there is room now."""
@@ -448,5 +451,5 @@ class Outbox:
             if isinstance(take, partial) and take.func == self._mark:
                 take()  # a call of `flushed` does not fail; it waits for the batches that were sent
             elif not future.done():
-                future.set_exception(publish_error(self.name, "not-sent"))
+                future.set_exception(self._publish_error("not-sent"))
                 future.exception()  # prevents asyncio's warning if its caller was cancelled

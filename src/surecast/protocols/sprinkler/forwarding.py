@@ -1,4 +1,5 @@
-"""Forwards clients' requests for streams of another region to that region, and the answers back.
+"""Forwards clients' publishes to streams of another region, and requests to create such streams, to
+that region, and the answers back.
 
 A client connects only to its own region. If it publishes to a stream that another region owns, its
 server forwards the batch unchanged, with the client's publisher id, to the head of the owner. So
