@@ -36,7 +36,7 @@ def status(
 ) -> None:
     """Show the status of a deployment: regions, chains, streams, subscriptions, alarms.
 
-    Exits with 0 if there is no alarm, 1 if there is one or a node does not answer.
+    Exits with 1 if there is an alarm other than in-memory or a node does not answer, otherwise 0.
     """
     run_async(_status(url, token, streams, as_json))
 
@@ -154,7 +154,7 @@ def regions_of(found: dict[str, Facts]) -> list[str]:
 
 
 def _chains(found: dict[str, Facts], silent: dict[str, str]) -> "Table":
-    """A row per replica: its place in the chain, its epoch, and the regions it is connected to."""
+    """A row per replica: its place in the chain, its epoch, and which regions it hears from."""
     from rich.table import Table
 
     table = Table("region", "replica", "place", "epoch", "takes publishes", "links", "HTTP")
@@ -187,7 +187,7 @@ def _region_of(name: str, found: dict[str, Facts]) -> str:
 
 def _streams(found: dict[str, Facts], streams_max: int) -> "Table":
     """A row per stream: its end in each region (the highest that any replica reports), the lag of
-    the region that is furthest behind, and its counts of events."""
+    the region that is furthest behind, and its numbers of live and void positions."""
     from rich.table import Table
 
     from surecast.core.streams import DEFAULT_DELIVERY
@@ -222,7 +222,10 @@ def _streams(found: dict[str, Facts], streams_max: int) -> "Table":
         )  # fmt: skip
     hidden = max([len(rows), *(facts["streams_total"] for facts in found.values())]) - streams_max
     if hidden > 0:
-        table.caption = f"and {hidden:,} more: --streams N shows more, --json shows all"
+        table.caption = (
+            f"and {hidden:,} more: --streams N or --json shows them (a server lists at most "
+            "http.streams_max streams)"
+        )
     return table
 
 

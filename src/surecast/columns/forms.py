@@ -8,7 +8,8 @@ and 16 more after compaction. Most batches need less:
     value   fixed-size binary if all values have the same length
     seq     the distance from the previous row's seq (from lo - 1 for the first row) in 1, 2 or 4
             bytes
-    time    run-end encoded if that is smaller: rows published in one batch have the same time
+    time    run-end encoded if its buffers are smaller then: rows published in one batch have the
+            same time
 
 The `form` of a batch, a header field, says which of these columns its body uses. So the schema of a
 body follows from the header alone. Form 0 is the body of codec.py. A body of any other form must
@@ -61,7 +62,8 @@ _WIDTH_MAX: Final = 0xFFFC  # packed as width + 1, below 0xFFFE (not used) and 0
 _GAPS: Final[dict[int, Any]] = {1: np.dtype(np.uint8), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _INT32, _INT64, _UINT8 = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.uint8)
 EXPLICIT: Final = 0xFF << 32  # if one of these bits is set in a packed form, seqs are explicit
-# Most cached layouts. If peers use more forms than this, decoding takes longer, but no more memory.
+# Largest number of layouts in each cache. If peers use more forms and numbers of rows than this,
+# decoding takes longer, but no more memory.
 _PLANS_MAX: Final = 4096
 
 
@@ -225,8 +227,8 @@ _NUMBER: Final = struct.Struct("<q")
 def matches(body: Body, schema_id: int, packed: int, rows: int) -> bool:
     """A fast check: true if this body is known to be valid, false if `decode` must check it.
 
-    If all lengths follow from the form and the number of rows, the columns may contain any bytes.
-    Then comparing the metadata is enough.
+    If all lengths follow from the form and the number of rows, and seqs are not explicit, the
+    columns may contain any bytes. Then comparing the metadata is enough.
     """
     plan = _PLANS.get((schema_id, packed, rows))
     if plan is None or packed & EXPLICIT:
@@ -258,7 +260,8 @@ def _gap_width(gaps: Int64s) -> int:
 
 
 def encode(columns: Columns, lo: int) -> tuple[bytes, int]:
-    """The smallest body for these columns, and its form. `lo` is the batch's first position."""
+    """A body with the narrowest types for these columns, and its form. `lo` is the batch's first
+    position."""
     value = _width(columns.values)
     key = _width(columns.keys)
     gaps = None

@@ -66,7 +66,7 @@ CONNECT_S: Final = 4.0  # retry a refused connection for this time: a server may
 PATIENCE_S: Final = 60.0  # after the first answer: maximum wait without progress
 AGAIN_S: Final = 0.25  # between attempts to connect
 CLOSE_S: Final = 1.0  # timeout for closing; unacknowledged publishes are then given up
-SPOOL_BYTES: Final = 64 << 20  # size of the chunks that are kept in memory; more go to a file
+SPOOL_BYTES: Final = 64 << 20  # chunks up to this size are in memory; of more, all are in a file
 CHUNK_ROOM: Final = 64 << 10  # space for a chunk's key, header and layout, beside its largest event
 UNDER_WAY_MAX: Final = 64  # published chunks whose acknowledgement has not arrived yet
 
@@ -135,7 +135,7 @@ async def open_target(client: Client, name: str, options: SinkOptions) -> Stream
     if not existing and not options.create:
         raise UsageError(
             f"there is no stream {name!r}, and option createStreams is false. Create it, correct "
-            "the name (option stream, or column `stream`), or leave the option out"
+            "the name (option stream, or column `stream`), or leave createStreams out"
         )
     # The retention of an existing stream is not changed.
     stream = await patient(client.stream(name, retain=None if existing else options.retain))
@@ -279,8 +279,8 @@ class Stage:
         return numbers
 
     def _check_complete(self, act: Copy) -> None:
-        """Raise SurecastError if a chunk of the batch is missing: then no part of the batch must be
-        published."""
+        """Raise SurecastError if a chunk of the batch is missing: a batch may only be published
+        whole."""
         gone = [chunk.seq for chunk in act.intent.chunks if chunk.seq not in self._spool]
         if gone:
             raise SurecastError(

@@ -201,7 +201,7 @@ class Node:
             self.failed.result()
 
     def _begin(self, udp: socket.socket, start: Start) -> None:
-        # Machines in tests may have no `messages`; then all types of the codec count.
+        # Machines in tests may have no `messages`: then the Hello lists the protocols of all types.
         self._step = watched(self.machine, self.met) if self.validate else self.machine.step
         self.speaks = protocols_of(getattr(self.machine, "messages", self.codec.types))
         self.sessions = Sessions(self, Random())
@@ -214,8 +214,8 @@ class Node:
         self.settle()
 
     async def stop(self) -> None:
-        """Give the machine no more inputs, write the messages that it has sent and the data that it
-        has stored, then close.
+        """Handle the inputs that are queued now, but no later ones. Write the messages that the
+        machine has sent and the data that it has stored, then close.
 
         Messages for a peer without an established session are lost, because the peer may never be
         reachable.
@@ -239,7 +239,7 @@ class Node:
             self._stop_recording(orderly=False)
 
     def _halt(self) -> None:
-        """End everything except the sessions, the listening socket and the recording."""
+        """End everything except the sessions, the listening socket, the store and the recording."""
         self.running = False
         self.pending.clear()
         self.timers.cancel_all()
@@ -257,7 +257,7 @@ class Node:
             self._recorder = None
 
     def fail(self, problem: Exception) -> None:
-        """Stop after an exception of the machine or the store. `failed` gets the exception."""
+        """Stop after an exception in a pass or in the store. `failed` gets the exception."""
         if not self.running:
             return
         log.critical("%s stops: %r", self.name, problem, exc_info=problem)
@@ -268,8 +268,8 @@ class Node:
     # ------------------------------------------------------------ inputs
 
     def give(self, inp: Input) -> None:
-        """Step the machine with a command of the node's owner. This happens soon, in a pass of its
-        own, so `give` may be called from `on_deliver` and `on_emit`."""
+        """Queue a command of the node's owner for the machine, in the current pass or a new one.
+        `give` itself does not step the machine, so `on_deliver` and `on_emit` may call it."""
         self.post(inp)
 
     def post(self, inp: Any) -> None:
@@ -277,9 +277,9 @@ class Node:
         self._post(len(self.pending), inp)
 
     def post_down(self, peer: Peer) -> None:
-        """Queue PeerDown when a session has ended, before all other inputs except earlier session
-        events of this peer. Messages that the machine sends from now on go into the next session,
-        so the machine must get PeerDown before it handles other inputs."""
+        """Queue PeerDown when a session has ended: right after the last queued session event of
+        this peer, or first if there is none. Messages that the machine sends from now on go into
+        the next session, so the machine must get PeerDown before it handles other inputs."""
         at = 0
         for after, waiting in enumerate(self.pending, 1):
             if type(waiting) in _SESSION_EVENTS and waiting.peer == peer:
@@ -295,8 +295,9 @@ class Node:
                 self.loop.call_soon(self._soon)
 
     def post_congested(self, inp: Congested) -> None:
-        """Add a Congested before all other inputs, except earlier session events of the same peer.
-        The machine must get it before inputs for which it would send more to this peer."""
+        """Queue a Congested right after the last queued session event of the same peer, or first if
+        there is none. The machine must get it before inputs for which it would send more to this
+        peer."""
         if not self.running:
             return
         place = 0
@@ -460,8 +461,8 @@ class Node:
 
     def _at_end_of_pass(self, effect: AtEndOfPass) -> None:
         if not self._endings:
-            # The event loop first handles bytes and timers that are already due. For the machine,
-            # their inputs belong to this pass, too.
+            # Messages sent so far are written first, and bytes and timers that are already due are
+            # handled. For the machine, their inputs belong to this pass, too.
             self.loop.call_soon(self._end_pass)
         self._endings[effect.key] = None
 

@@ -3,7 +3,9 @@
 This module draws these faults from a seed and decides, when a fault is due, whether it is allowed.
 A fault is skipped if it could destroy the last readable copy of some data, because the protocols
 promise nothing in this case. So in a region of several replicas another member of the chain must
-have all data. If a region has only one replica, another region must have all streams that it owns.
+have all data; if the chain has only one member, a replica that was removed from it must have
+everything that the fault can destroy. If a region has only one replica, another region must have
+all streams that it owns.
 
 During the run the module also checks every replica: if a disk has holes (positions that cannot be
 read), its replica must not be head or tail of a chain that has other members.
@@ -90,7 +92,7 @@ class Damages:
             return False
         chain = machine.layers["chain"]
         if chain.store_failures or self.cluster.world.disk(name).failing:
-            return False  # it may soon leave the chain, which then needs an operator
+            return False  # it may soon leave the chain, and then the chain needs an operator
         return bool(
             chain.is_member and chain.me.disk == disk_id and not chain.holes and chain.saved.clean
         )

@@ -5,10 +5,11 @@ wait. If events should reach a region according to the model and do not, the dep
 which is a violation.
 
 - A region *works* if a member of its chain is up, or all its replicas are up again. In addition,
-  its witness must have been available whenever the members of the chain had to change. A region
-  that works pulls events from other regions and serves them.
+  if its witness is down, the members of its chain must not have had to change since. A region that
+  works pulls events from other regions and serves them.
 - It is *writable* if it works with at least two replicas (or with its only one).
-- Events of a stream reach a region if there is a path of intact links and working regions.
+- New events of a stream reach a region if the owner is writable and not cut off from its publisher,
+  and a path of intact links and working regions leads from the owner to the region.
 """
 
 __all__ = ["LivenessModel"]
@@ -23,7 +24,7 @@ class LivenessModel:
         # a replica that was restarted may not have joined yet.
         self.members = {region: list(names) for region, names in regions.items()}
         self.down: dict[str, bool] = {}  # replicas killed or stopped
-        self.without_witness: dict[str, bool] = {}  # regions without their witness
+        self.without_witness: dict[str, bool] = {}  # regions whose witness is down
         self.blocked: dict[str, bool] = {}  # of these: the chain's members have to change
         self.cut: dict[str, bool] = {}  # links between regions
         self.publisher_cut: dict[str, bool] = {}  # regions whose publisher is cut off

@@ -383,7 +383,7 @@ class ProcessCluster:
     def members(self, region: str) -> list[str]:
         """The members of the region's chain, head first, according to its witness; empty if the
         witness cannot answer."""
-        inside = not self.wiring.has_witness(region)
+        inside = not self.wiring.has_separate_witness(region)
         name = self.regions[region][0] if inside else witness_name(region)
         found: list[str] = self.workers[name].ask("members") if self.answers(name) else []
         return found

@@ -110,7 +110,7 @@ class FaultInjector:
         )
         if not region:
             return None
-        witness = witness_name(region) if cluster.wiring.has_witness(region) else ""
+        witness = witness_name(region) if cluster.wiring.has_separate_witness(region) else ""
         if witness:
             cluster.kill(witness)
             liveness.witness_down(region)
@@ -225,7 +225,7 @@ class FaultInjector:
             [
                 r
                 for r in cluster.regions
-                if cluster.wiring.has_witness(r) and r not in liveness.without_witness
+                if cluster.wiring.has_separate_witness(r) and r not in liveness.without_witness
             ]
         )
         if not region:

@@ -6,7 +6,7 @@ stream, and some clients pause for a while. The judge compares the deliveries wi
 with the deliveries of the stream's other readers. It requires:
 
 - Positions are delivered in order, without gaps, and none is outside the range.
-- After healing, all existing positions of the range are delivered.
+- After healing, all existing positions of each client's current range are delivered.
 - At each position there is the event that other readers got, and that was acknowledged there.
 - A position that is void (its event is obsolete) is also void for the readers of the final audit,
   except in streams whose events expire.
@@ -140,8 +140,7 @@ class RangeReaders:
         self.shorts += 1
 
     def _check_end(self, event: Ended) -> None:
-        """Check that no event was acknowledged at or after the end at which a stream is reported to
-        have ended."""
+        """Check that all acknowledged positions of a deleted stream are before its reported end."""
         name = self.cluster.names[event.stream]
         last = max(self.cluster.records[name].acked.values(), default=0)
         self.ends += 1
@@ -176,13 +175,13 @@ class RangeReaders:
             self.violations.append(f"ranges were not read: {got}, streams end at {ends.values()}")
 
     def counts(self) -> dict[str, int]:
-        """How many ranges were read."""
+        """Ranges read in full and in part, and answers without the next position."""
         ranges = [asked for ranges in self.asked.values() for asked in ranges]
         done = sum(asked.reading.position == asked.hi for asked in ranges)
         return {
             "ranges read": done,
             "ranges read in part": len(ranges) - done,  # replaced, or ends after the stream
-            "ranges not there": self.shorts,
+            "answers without the next position": self.shorts,
             **({"ranges after the end": self.ends} if self.ends else {}),
         }
 
@@ -206,7 +205,9 @@ def _wrong_events(record: Record, reading: Reading) -> list[str]:
     for event in reading.events:
         there, value = known.get(event.seq, event), acked.get(event.seq, event.value)
         if there != event or value != event.value:
-            found.append(f"{reading.reader}: {event} is not {there}, {value!r}")
+            found.append(
+                f"{reading.reader}: got {event}; others got {there}; {value!r} was acknowledged"
+            )
         elif event.value not in record.offered and event.kind != COLLECT:  # COLLECT: expiry
             found.append(f"{reading.reader}: nobody published {event}")
     return found

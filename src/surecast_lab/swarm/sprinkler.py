@@ -4,13 +4,14 @@ A seed determines 3-5 regions with chains of 1-3 replicas, streams with various 
 publishers that retry, and faults, many of them while publishes are in flight. After healing, every
 publish must be acknowledged within a bounded time, and every reader in every region must reach the
 same end of each stream. Then new readers read every region from the first position. The verdict
-uses only the clients' records (`protocols.sprinkler.checks`).
+uses the clients' records (`protocols.sprinkler.checks`) and a few checks of the state of replicas
+and mesh clients (`damage.py`, `mesh_clients.py`).
 
 A publisher may be in another region than the one that owns the stream; its own region then forwards
 the events. Streams are created from any region. Further clients use named subscriptions, watch
-patterns, send time queries and read ranges (`query_clients.py`, `range_readers.py`). Instead of
-these, a plan may have mesh clients, which exchange events with each other; `sprinkler_mesh.py`
-draws such plans.
+patterns, send time queries and read ranges (`query_clients.py`, `range_readers.py`). A plan with
+mesh clients, which exchange events with each other, has nothing of this paragraph;
+`sprinkler_mesh.py` draws such plans.
 """
 
 from collections.abc import Sequence
@@ -65,19 +66,20 @@ DAMAGED = 0.5  # the share of seeds with damaged or rolled-back disks
 NEED_DAMAGE = (RegionBehind, Patch, Wanted)  # sent only when a disk has lost something
 # Named subscriptions are reset and deleted in `sprinkler_deletion.py`.
 ADMINISTRATION = (CursorChanged, CursorDelete, CursorReset, CursorsAre, Detach, ListCursors)
-# Sent only if the histories of a stream diverge or positions are lost; no seed leads to that.
+# No seed sends these. The first three need diverging histories or lost positions; the others need a
+# client that administers named subscriptions.
 NEVER_SENT = (Doubt, Hide, RangeLost, *ADMINISTRATION)
 PATIENCE_NS = 600 * SECOND  # publishers wait this long for the owning region; it always recovers
 
 
 class Abroad(msgspec.Struct):
-    """Requests between regions and from clients other than readers."""
+    """What a plan without meshes has in addition: requests between regions, and query clients."""
 
     owners: dict[str, str]  # the table of owners: prefix → region
     openers: dict[str, str]  # stream → the publisher that creates it
     publishers: dict[str, list[str]]  # stream → publishers of other regions
     late: dict[str, tuple[str, Policy, int]]  # streams created later: owner, retention, time
-    server: dict[str, int]  # settings with which retention and compaction work in small steps
+    server: dict[str, int]  # step sizes of retention and compaction, most of them small
     callers: QueryClientsPlan
 
 
@@ -168,9 +170,8 @@ class Sprinkler(ClusterScenario[Plan]):
     def build(self, seed: int, plan: Plan, trace: Trace | None) -> World:
         mesh, abroad = plan.mesh, plan.abroad
         drawn: dict[str, Any] = {**abroad.server, "owners": abroad.owners} if abroad else {}
-        if (
-            plan.damage
-        ):  # an owner with an older disk must ask other regions before it assigns positions
+        if plan.damage:
+            # The disk of an owner may be older: then it must wait until silent regions answer.
             drawn["ask_ns"] = PATIENCE_NS
         self.cluster = cluster = self.make_cluster(
             seed,
@@ -219,8 +220,9 @@ class Sprinkler(ClusterScenario[Plan]):
         return super().handlers() | (asking if cluster.callers else {}) | mesh
 
     def is_expected(self, role: type[HandlerMachine], message: type[Any]) -> bool:
-        """Messages between mesh clients, of query clients, and after disk damage are expected only
-        if the plan has these; all other messages always."""
+        """Messages in NEVER_SENT are never expected. Messages between mesh clients, of query
+        clients, and after disk damage are expected only if the plan has these; all others always.
+        """
         if message in NEVER_SENT or (message in NEED_DAMAGE and not self.damages):
             return False
         if message in MeshPeer.handlers and not self.cluster.clients:

@@ -2,8 +2,8 @@
 
 The relay (`testing/relay.py`) has *wires*: named channels that can be delayed or cut. Each pair of
 regions has one wire (`east-west`), which the links in both directions use. A mesh client is reached
-over a wire with its name. A publisher or thin reader reaches its servers over a wire with its own
-name, so its connections can be cut separately.
+over a wire with its name. A publisher, or a reader that gets all events from a server (*thin*),
+reaches its servers over a wire with its own name, so its connections can be cut separately.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class Wiring:
         first = name.partition("/")[0]
         return self._region_of.get(first, first)
 
-    def has_witness(self, region: str) -> bool:
+    def has_separate_witness(self, region: str) -> bool:
         """Whether the region's witness is a separate process. In a region of one replica it is in
         the replica's process."""
         return bool(self.layout.of(region, "witness"))
@@ -57,7 +57,7 @@ class Wiring:
         return HOST, free_ports(1)[0]
 
     def client_link(self, name: str, home: Address) -> Address:
-        """Add a link to the mesh client `name`; returns the address for others."""
+        """Add a link to the mesh client `name`; returns the address at which others reach it."""
         return self._link(name, name, home)
 
     def book_through(self, name: str, servers: tuple[str, ...]) -> dict[str, Address]:

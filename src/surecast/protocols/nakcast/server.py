@@ -54,7 +54,7 @@ VOID_BYTES = 160  # an upper bound for the bytes of one void range in a message
 class Group:
     """The readers of one stream at this replica (its *followers*)."""
 
-    sent: int  # all positions below were sent once
+    sent: int  # the next position to send; at first the end of the stream when the first joined
     interval_ns: int  # between beacons; it is doubled after each beacon while the stream is idle
     due_ns: int  # when the next beacon is due
     event_bytes: float = 100.0  # estimated size of an event, from what was last sent again
@@ -105,7 +105,7 @@ class NakcastServer(HandlerMachine):
         self.streams: dict[LogId, None] = {}  # of this delivery
         self.groups: dict[LogId, Group] = {}  # only streams that have followers here
         self.followers = 0  # of all groups
-        # Streams with more events to send than one pass may send (`reads_max`).
+        # Streams with more events to send than one call may send (`reads_max`).
         self.unsent: dict[LogId, None] = {}
         self.congested: dict[Peer, None] = {}  # readers whose session takes no more for now
         self.is_head, self.is_clean = False, True  # as in RoleChanged
@@ -226,7 +226,7 @@ class NakcastServer(HandlerMachine):
 
     def _send_news(self, stream: LogId, group: Group) -> None:
         """Send newly committed events, once, to all followers. After `reads_max` reads of the log,
-        the rest is sent in the next pass."""
+        the rest is sent at the end of the pass."""
         config, service = self.config, self.service
         for _ in range(config.reads_max):
             batches = service.readable(stream, group.sent) if self._has_more(stream, group) else []
@@ -260,8 +260,9 @@ class NakcastServer(HandlerMachine):
             yield from self._pieces(batch.slice(middle, batch.hi))
 
     def _send_piece(self, peer: Peer, message: Data) -> None:
-        """Send a datagram; or, if the event is too large for that, use the session. If the session
-        is congested, too, send nothing: the reader will request the event with a NAK."""
+        """Send a datagram, or use the session if the event is too large for a datagram. In the
+        second case send nothing if the session is congested: the reader will request the event with
+        a NAK."""
         fits = message.batch.nbytes <= self.config.datagram_bytes_max
         if fits or peer not in self.congested:
             self.out.append(Send(peer, message, reliable=not fits))
@@ -346,7 +347,7 @@ class NakcastServer(HandlerMachine):
         if lo < hi:
             lost = hi - lo - sum(void.count for void in voids)
             self.counters["nakcast.positions-lost"] += lost
-            # No alarm for a reader that has just begun at position 1: it was never that far.
+            # No alarm if `lo` is 1: this is a reader that begins at position 1, not a slow one.
             if lost and lo > 1:
                 self.losing[stream] = self.losing.get(stream, 0) + lost
                 self._alarm()
