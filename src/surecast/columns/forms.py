@@ -8,7 +8,7 @@ and 16 more after compaction. Most batches need less:
     value   fixed-size binary if all values have the same length
     seq     the distance from the previous row's seq (from lo - 1 for the first row) in 1, 2 or 4
             bytes
-    time    run-end encoded if its buffers are smaller then: rows published in one batch have the
+    time    run-end encoded if this makes its buffers smaller: rows published in one batch have the
             same time
 
 The `form` of a batch, a header field, says which of these columns its body uses. So the schema of a
@@ -321,7 +321,8 @@ def encode_row(key: bytes | None, value: bytes) -> tuple[bytes, int] | None:
 
 
 def read_row(body: Body, packed: int) -> tuple[bytes | None, bytes] | None:
-    """Key and value of a dense body of one row without a tag that is known to be valid.
+    """Key and value of a body that is known to be valid and has one row, without a tag and without
+    explicit seqs.
 
     None if the body does not consist of fixed-size columns.
     """

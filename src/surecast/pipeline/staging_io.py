@@ -1,8 +1,8 @@
 """Performs the acts that staging.py decides on, in the staging stream and the target streams.
 
-A driver reads the staging stream once, from its beginning. It keeps the chunks that it reads in a
-temporary file (or in memory, if they are few). So all chunks are available in any order when the
-driver knows which of them to publish.
+The driver of a Spark job reads the staging stream once, from its beginning. It keeps the chunks
+(rows that tasks have appended there) in a temporary file, or in memory if they are few. So all
+chunks are available in any order when the driver knows which of them to publish.
 
 Every wait is limited. Before a batch begins, the driver checks whether the region answers; if not,
 the driver fails within ten seconds. Later it waits up to a minute for a region that does not
@@ -66,7 +66,7 @@ CONNECT_S: Final = 4.0  # retry a refused connection for this time: a server may
 PATIENCE_S: Final = 60.0  # after the first answer: maximum wait without progress
 AGAIN_S: Final = 0.25  # between attempts to connect
 CLOSE_S: Final = 1.0  # timeout for closing; unacknowledged publishes are then given up
-SPOOL_BYTES: Final = 64 << 20  # chunks up to this size are in memory; of more, all are in a file
+SPOOL_BYTES: Final = 64 << 20  # if all chunks together are larger, they are kept in a file
 CHUNK_ROOM: Final = 64 << 10  # space for a chunk's key, header and layout, beside its largest event
 UNDER_WAY_MAX: Final = 64  # published chunks whose acknowledgement has not arrived yet
 
@@ -110,8 +110,8 @@ async def patient(work: Awaitable[T]) -> T:
 
 
 async def check_region(options: SinkOptions) -> None:
-    """Check that the region answers and that the stream can be written to. So the driver fails at
-    once, and not each task later."""
+    """Check that the region answers and that the stream can be written to. With a wrong option the
+    driver then fails at once, instead of every task later."""
     try:
         async with asyncio.timeout(ANSWER_S), connected(options, CONNECT_S) as client:
             await open_staging(client, options)

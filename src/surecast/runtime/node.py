@@ -461,8 +461,9 @@ class Node:
 
     def _at_end_of_pass(self, effect: AtEndOfPass) -> None:
         if not self._endings:
-            # Messages sent so far are written first, and bytes and timers that are already due are
-            # handled. For the machine, their inputs belong to this pass, too.
+            # EndOfPass waits for one turn of the event loop: messages sent so far are written, and
+            # bytes that have arrived and timers that have expired are handled first. For the
+            # machine, these inputs belong to this pass, too.
             self.loop.call_soon(self._end_pass)
         self._endings[effect.key] = None
 

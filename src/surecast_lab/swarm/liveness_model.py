@@ -4,9 +4,10 @@
 wait. If events should reach a region according to the model and do not, the deployment is stuck,
 which is a violation.
 
-- A region *works* if a member of its chain is up, or all its replicas are up again. In addition,
-  if its witness is down, the members of its chain must not have had to change since. A region that
-  works pulls events from other regions and serves them.
+- A region *works* if a member of its chain is up, or all its replicas are up again, and it is not
+  blocked. It is blocked if its witness (which decides the chain's members) is down, and the members
+  have had to change since the witness went down. A region that works pulls events from other
+  regions and serves them.
 - It is *writable* if it works with at least two replicas (or with its only one).
 - New events of a stream reach a region if the owner is writable and not cut off from its publisher,
   and a path of intact links and working regions leads from the owner to the region.

@@ -1,4 +1,4 @@
-"""Simulated clients of a swarm that read ranges of positions during faults, and their judge.
+"""Clients that read ranges of positions during faults in the simulator, and their judge.
 
 They do what tasks of a batch job (Spark) do. Each client reads one range after the other; a new
 request replaces a range that is not complete. Some ranges reach beyond the current end of the
@@ -175,13 +175,13 @@ class RangeReaders:
             self.violations.append(f"ranges were not read: {got}, streams end at {ends.values()}")
 
     def counts(self) -> dict[str, int]:
-        """Ranges read in full and in part, and answers without the next position."""
+        """Ranges read in full and in part, and answers of servers whose copy is too short."""
         ranges = [asked for ranges in self.asked.values() for asked in ranges]
         done = sum(asked.reading.position == asked.hi for asked in ranges)
         return {
             "ranges read": done,
             "ranges read in part": len(ranges) - done,  # replaced, or ends after the stream
-            "answers without the next position": self.shorts,
+            "answers of shorter copies": self.shorts,
             **({"ranges after the end": self.ends} if self.ends else {}),
         }
 
@@ -208,7 +208,7 @@ def _wrong_events(record: Record, reading: Reading) -> list[str]:
             found.append(
                 f"{reading.reader}: got {event}; others got {there}; {value!r} was acknowledged"
             )
-        elif event.value not in record.offered and event.kind != COLLECT:  # COLLECT: expiry
+        elif event.value not in record.offered and event.kind != COLLECT:  # COLLECT: by servers
             found.append(f"{reading.reader}: nobody published {event}")
     return found
 

@@ -73,7 +73,8 @@ PATIENCE_NS = 600 * SECOND  # publishers wait this long for the owning region; i
 
 
 class Abroad(msgspec.Struct):
-    """What a plan without meshes has in addition: requests between regions, and query clients."""
+    """The parts that only a plan without mesh clients has: owners of names, publishers in other
+    regions, late streams, settings of servers, and query clients."""
 
     owners: dict[str, str]  # the table of owners: prefix → region
     openers: dict[str, str]  # stream → the publisher that creates it
@@ -171,7 +172,8 @@ class Sprinkler(ClusterScenario[Plan]):
         mesh, abroad = plan.mesh, plan.abroad
         drawn: dict[str, Any] = {**abroad.server, "owners": abroad.owners} if abroad else {}
         if plan.damage:
-            # The disk of an owner may be older: then it must wait until silent regions answer.
+            # A fault may replace an owner's disk by an older copy. The owner must then wait for all
+            # other regions, however long they are silent.
             drawn["ask_ns"] = PATIENCE_NS
         self.cluster = cluster = self.make_cluster(
             seed,
@@ -197,8 +199,8 @@ class Sprinkler(ClusterScenario[Plan]):
             self.mesh_clients = MeshClients(cluster, mesh)
             self.settle_ns = MESH_SETTLE_NS
         if plan.damage:
-            holds = [hold.node.split("/")[0] for hold in abroad.callers.holds] if abroad else []
-            self.damages = Damages(cluster, plan.damage, holds)
+            named = [hold.node.split("/")[0] for hold in abroad.callers.holds] if abroad else []
+            self.damages = Damages(cluster, plan.damage, named)
         return cluster.world
 
     def _open_late(self, abroad: Abroad, rng: Random) -> None:
@@ -220,9 +222,8 @@ class Sprinkler(ClusterScenario[Plan]):
         return super().handlers() | (asking if cluster.callers else {}) | mesh
 
     def is_expected(self, role: type[HandlerMachine], message: type[Any]) -> bool:
-        """Messages in NEVER_SENT are never expected. Messages between mesh clients, of query
-        clients, and after disk damage are expected only if the plan has these; all others always.
-        """
+        """Messages in NEVER_SENT do not occur. Messages between mesh clients, of query clients, and
+        after disk damage occur only if the plan has these; all others always."""
         if message in NEVER_SENT or (message in NEED_DAMAGE and not self.damages):
             return False
         if message in MeshPeer.handlers and not self.cluster.clients:
@@ -260,7 +261,8 @@ class Sprinkler(ClusterScenario[Plan]):
         found = super().audit()
         if self.callers and not found:
             self.callers.finish()
-            # Events have expired during the audit: judge when all readers are at one end again.
+            # Events may have expired during the audit, which appends to streams: judge when all
+            # readers have reached the same end again.
             world = self.cluster.world
             world.run(world.now_ns + SETTLE_NS, until=lambda _: self.settled())
         return found

@@ -2,7 +2,7 @@
 
 The relay (`testing/relay.py`) has *wires*: named channels that can be delayed or cut. Each pair of
 regions has one wire (`east-west`), which the links in both directions use. A mesh client is reached
-over a wire with its name. A publisher, or a reader that gets all events from a server (*thin*),
+over a wire with its name. A publisher or a *thin* reader (one that gets all events from a server)
 reaches its servers over a wire with its own name, so its connections can be cut separately.
 """
 

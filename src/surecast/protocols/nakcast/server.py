@@ -1,4 +1,5 @@
-"""The server side, at one replica: sends committed batches to followers and answers NAKs.
+"""The server side, at one replica: sends committed batches to the readers that have joined it, its
+*followers*, and answers their NAKs.
 
 This is a layer over the stream service, which keeps the log. Every replica sends what is committed
 to the readers that have joined it. So a reader may change to another replica at any position.
@@ -54,7 +55,7 @@ VOID_BYTES = 160  # an upper bound for the bytes of one void range in a message
 class Group:
     """The readers of one stream at this replica (its *followers*)."""
 
-    sent: int  # the next position to send; at first the end of the stream when the first joined
+    sent: int  # the next position to send; initially the end when the first follower joined
     interval_ns: int  # between beacons; it is doubled after each beacon while the stream is idle
     due_ns: int  # when the next beacon is due
     event_bytes: float = 100.0  # estimated size of an event, from what was last sent again
@@ -109,8 +110,8 @@ class NakcastServer(HandlerMachine):
         self.unsent: dict[LogId, None] = {}
         self.congested: dict[Peer, None] = {}  # readers whose session takes no more for now
         self.is_head, self.is_clean = False, True  # as in RoleChanged
-        # For alarms: positions lost by stream, and joins refused (one reader may be refused many
-        # times). Both are cleared `alarm_ns` after the last loss or refusal.
+        # For alarms: the number of lost positions of each stream, and of refused joins (one reader
+        # may be refused many times). Both are cleared `alarm_ns` after the last loss or refusal.
         self.losing: dict[LogId, int] = {}
         self.refused = 0
         self.has_timer = False  # the timer "beacon" is set
