@@ -8,7 +8,7 @@ import pytest
 
 from surecast.errors import ConfigError
 from surecast.runtime.addresses import show_address
-from surecast.server.config import build, parse_address, witness_name
+from surecast.server.config import DATAGRAM_MIN, DATAGRAM_ROOM, build, parse_address, witness_name
 from surecast.server.settings import load_config
 
 GOOD: dict[str, Any] = {
@@ -55,6 +55,21 @@ def test_a_good_document_becomes_what_the_layers_need() -> None:
     assert sprinkler.regions == {"east": ("east-1", "east-2"), "west": ("west-1",)}
     assert sprinkler.owners == {"": "east", "orders.eu": "west"}
     assert not config.has_witness_inside
+
+
+def test_the_datagrams_of_a_role_fit_into_those_of_the_node() -> None:
+    """Larger ones were dropped: readers of nakcast got no repair."""
+
+    def of_role(runtime: int, token: str = "") -> int:
+        document = changed("runtime/datagram_bytes_max", runtime)
+        document["node"]["token"] = token
+        size: int = build(document).roles["nakcast"].datagram_bytes_max
+        return size
+
+    assert of_role(8192 + DATAGRAM_ROOM) == 8192
+    assert of_role(8192 + DATAGRAM_ROOM, token="x") == 8191
+    assert of_role(1400) == 1400 - DATAGRAM_ROOM
+    assert of_role(256) == DATAGRAM_MIN
 
 
 def test_settings_reach_their_layers() -> None:

@@ -11,7 +11,7 @@ that says what is wrong, where, and what is allowed.
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, get_type_hints
 
 from surecast.core.config import check, load
@@ -37,6 +37,8 @@ __all__ = [
     "witness_name",
 ]
 
+DATAGRAM_ROOM = 512  # bytes of a datagram beside the batch in it and the token: names, headers
+DATAGRAM_MIN = 512  # the least `datagram_bytes_max` of a role
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
 _NAME_RULE = "letters, digits, '-', '_' and '.', at most 63, a letter or digit first"
 
@@ -260,7 +262,9 @@ def build(document: Mapping[str, Any]) -> ServerConfig:
         http={**here.http, **({replica: node.http} if node.http and replica == node.name else {})},
     )
     of_roles = {
-        name: load(role.config, document, name, role.derived(deployment))
+        name: _fit_datagrams(
+            load(role.config, document, name, role.derived(deployment)), node, filled["runtime"]
+        )
         for name, role in roles().items()
     }
     return ServerConfig(
@@ -298,6 +302,16 @@ def _refuse_misplaced(document: Mapping[str, Any]) -> None:
             homes = [name for name, known in keys.items() if key in known]
             if homes and section not in homes:
                 raise ConfigError(f"[{section}] {key}: this is a key of [{homes[0]}]")
+
+
+def _fit_datagrams(config: Any, node: NodeConfig, runtime: RuntimeLimits) -> Any:
+    """The configuration of a role, with datagrams that are not larger than those of the node, which
+    would drop them."""
+    largest = getattr(config, "datagram_bytes_max", 0)
+    room = runtime.datagram_bytes_max - DATAGRAM_ROOM - len(node.token.encode())
+    if not largest or largest <= room:
+        return config
+    return replace(config, datagram_bytes_max=max(room, DATAGRAM_MIN))
 
 
 def _address(text: str, key: str) -> Address:

@@ -24,7 +24,8 @@ class NakcastConfig:
     repair_max: int = 100_000
     beacon_ns: int = 20 * MS  # time between beacons; after it, a lost last batch is noticed
     idle_beacon_ns: int = 1 * SECOND  # the longest time between beacons of an idle stream
-    # A larger batch is split. A single event that is larger is sent over the session.
+    # A larger batch is split. A single event that is larger is sent over the session. If this does
+    # not fit into runtime.datagram_bytes_max, a smaller value is used.
     datagram_bytes_max: int = 8 << 10
     answers_max: int = 128  # batches or void ranges in answer to one NAK
     answer_bytes_max: int = 64 << 10  # about how many bytes answer one NAK; a socket buffers them
