@@ -2,7 +2,7 @@
 
 The body of codec.py stores keys and values as binary columns of variable length, and explicit seqs
 and times as numbers of 8 bytes. A row with a key of 8 bytes and a value of 10 then takes 26 bytes,
-and 16 more after compaction. Most batches need less:
+and 16 more if seq and time are explicit (after compaction). Most batches need less:
 
     key     fixed-size binary if all keys have the same length; Arrow's null type if there are none
     value   fixed-size binary if all values have the same length
@@ -98,7 +98,8 @@ def form_of(packed: int) -> Form:
 
 
 class _Shape:
-    """The metadata of one form: a template like codec's, in which only a few numbers vary."""
+    """The Arrow metadata at the start of every body of one form: a template like codec's, in which
+    only a few numbers vary."""
 
     __slots__ = ("fixed", "form", "pack", "size", "sized", "wanted", "widths")
 

@@ -286,17 +286,18 @@ class Stage:
             raise SurecastError(
                 f"{len(gone)} of {len(act.intent.chunks)} chunks that batch {act.batch} of query "
                 f"{self._ledger.query} needs are gone from {self._stream.name!r}, the first at "
-                f"{gone[0]}: they were collected. The batch cannot be written; write its rows "
-                "again with a new checkpoint (or another queryId)"
+                f"{gone[0]}: somebody declared them obsolete (collect). The batch cannot be "
+                "written; write its rows again with a new checkpoint (or another queryId)"
             )
 
     def _publisher(self, target: Stream) -> bytes:
         """The publisher id, which is the same for all drivers of a query, and different from the
         ids of all other publishers.
 
-        The publisher's numbers are stored in the staging stream. If an operator replaces the
-        staging stream, or the target, by a new stream of the same name, the numbers begin again at
-        1. So the publisher id depends on the ids of both streams, and is then a new one, too.
+        The publisher numbers its events in each target, from 1; the next number is stored in the
+        staging stream. If an operator replaces the staging stream, or the target, by a new stream
+        of the same name, the numbers begin again at 1. So the publisher id depends on the ids of
+        both streams, and is then a new one, too.
         """
         if self._once:
             return time.time_ns().to_bytes(8, "big") + secrets.token_bytes(8)

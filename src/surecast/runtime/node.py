@@ -461,9 +461,9 @@ class Node:
 
     def _at_end_of_pass(self, effect: AtEndOfPass) -> None:
         if not self._endings:
-            # EndOfPass waits for one turn of the event loop: messages sent so far are written, and
-            # bytes that have arrived and timers that have expired are handled first. For the
-            # machine, these inputs belong to this pass, too.
+            # EndOfPass comes one turn of the event loop later: messages sent so far are written,
+            # and bytes that have arrived and timers that have expired are handled first. So what is
+            # one pass for the machine can be several calls of `settle`.
             self.loop.call_soon(self._end_pass)
         self._endings[effect.key] = None
 

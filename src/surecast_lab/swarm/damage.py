@@ -46,7 +46,7 @@ def draw_damage(
         assert isinstance(fault, Damage | RollBack)
         region, copied = fault.name.split("/")[0], [fault.name]
         if isinstance(fault, RollBack) and regions[region] == 1:
-            # The witness of this region has its state in the same folder.
+            # The witness of this region (the node `config`) has its state in the same folder.
             fault = RollBack(fault.name, f"{region}/config")
             copied.append(fault.beside)
         plan.faults.append(Timed(at_ns, for_ns, fault))

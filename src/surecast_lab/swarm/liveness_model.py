@@ -4,10 +4,10 @@
 wait. If events should reach a region according to the model and do not, the deployment is stuck,
 which is a violation.
 
-- A region *works* if a member of its chain is up, or all its replicas are up again, and it is not
-  blocked. It is blocked if its witness (which decides the chain's members) is down, and the members
-  have had to change since the witness went down. A region that works pulls events from other
-  regions and serves them.
+- A region *works* if it is not blocked, and either a member of its chain or all its replicas are
+  up. It is blocked if its witness (which decides the chain's members) is down, and the members have
+  had to change since the witness went down. A region that works pulls events from other regions and
+  serves them.
 - It is *writable* if it works with at least two replicas (or with its only one).
 - New events of a stream reach a region if the owner is writable and not cut off from its publisher,
   and a path of intact links and working regions leads from the owner to the region.
@@ -26,7 +26,7 @@ class LivenessModel:
         self.members = {region: list(names) for region, names in regions.items()}
         self.down: dict[str, bool] = {}  # replicas killed or stopped
         self.without_witness: dict[str, bool] = {}  # regions whose witness is down
-        self.blocked: dict[str, bool] = {}  # of these: the chain's members have to change
+        self.blocked: dict[str, bool] = {}  # those of them whose chain needs a change of members
         self.cut: dict[str, bool] = {}  # links between regions
         self.publisher_cut: dict[str, bool] = {}  # regions whose publisher is cut off
 

@@ -82,7 +82,7 @@ class RangeReaders:
         self.cluster, self.plan = cluster, plan
         self.asked: dict[str, list[Asked]] = {}  # by node; the last one is being read
         self.shorts = 0
-        self.ends = 0
+        self.ended = 0
         self.violations: list[str] = []
         for node in dict.fromkeys(one.node for one in plan):
             self._add(node)
@@ -110,9 +110,9 @@ class RangeReaders:
         lo = 1 + int(one.start * (end - 1))
         self._ask(one.node, stream, lo, lo + 1 + int(one.length * (end - lo)))
         if one.holds_ns:
-            held_ns = world.now_ns + one.holds_ns // 10
-            self._schedule(held_ns, one.node, Hold())
-            self._schedule(held_ns + one.holds_ns, one.node, Go())
+            hold_at_ns = world.now_ns + one.holds_ns // 10
+            self._schedule(hold_at_ns, one.node, Hold())
+            self._schedule(hold_at_ns + one.holds_ns, one.node, Go())
 
     def _ask(self, node: str, stream: LogId, lo: int, hi: int) -> None:
         asked = Asked(stream, lo, hi, Reading(f"{node} [{lo}, {hi})", lo))
@@ -143,7 +143,7 @@ class RangeReaders:
         """Check that all acknowledged positions of a deleted stream are before its reported end."""
         name = self.cluster.names[event.stream]
         last = max(self.cluster.records[name].acked.values(), default=0)
-        self.ends += 1
+        self.ended += 1
         if last >= event.end:
             self.violations.append(
                 f"{name}: {last} was acknowledged, but it is reported to end at {event.end}"
@@ -182,7 +182,7 @@ class RangeReaders:
             "ranges read": done,
             "ranges read in part": len(ranges) - done,  # replaced, or ends after the stream
             "answers of shorter copies": self.shorts,
-            **({"ranges after the end": self.ends} if self.ends else {}),
+            **({"ranges after the end of a deleted stream": self.ended} if self.ended else {}),
         }
 
     # ------------------------------------------------------------ judging
@@ -208,7 +208,7 @@ def _wrong_events(record: Record, reading: Reading) -> list[str]:
             found.append(
                 f"{reading.reader}: got {event}; others got {there}; {value!r} was acknowledged"
             )
-        elif event.value not in record.offered and event.kind != COLLECT:  # COLLECT: by servers
+        elif event.value not in record.offered and event.kind != COLLECT:  # servers append COLLECT
             found.append(f"{reading.reader}: nobody published {event}")
     return found
 

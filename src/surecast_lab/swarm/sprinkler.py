@@ -9,9 +9,9 @@ and mesh clients (`damage.py`, `mesh_clients.py`).
 
 A publisher may be in another region than the one that owns the stream; its own region then forwards
 the events. Streams are created from any region. Further clients use named subscriptions, watch
-patterns, send time queries and read ranges (`query_clients.py`, `range_readers.py`). A plan with
-mesh clients, which exchange events with each other, has nothing of this paragraph;
-`sprinkler_mesh.py` draws such plans.
+patterns, send time queries and read ranges (`query_clients.py`, `range_readers.py`). None of this
+paragraph applies to plans with mesh clients, which exchange events with each other. (A *plan* is
+what a seed determines.) `sprinkler_mesh.py` draws such plans.
 """
 
 from collections.abc import Sequence
@@ -222,8 +222,8 @@ class Sprinkler(ClusterScenario[Plan]):
         return super().handlers() | (asking if cluster.callers else {}) | mesh
 
     def is_expected(self, role: type[HandlerMachine], message: type[Any]) -> bool:
-        """Messages in NEVER_SENT do not occur. Messages between mesh clients, of query clients, and
-        after disk damage occur only if the plan has these; all others always."""
+        """Whether the plan can lead to this message. Those in NEVER_SENT: never. Those between mesh
+        clients, of query clients, or after disk damage: if the plan has these. All others: yes."""
         if message in NEVER_SENT or (message in NEED_DAMAGE and not self.damages):
             return False
         if message in MeshPeer.handlers and not self.cluster.clients:
@@ -261,8 +261,8 @@ class Sprinkler(ClusterScenario[Plan]):
         found = super().audit()
         if self.callers and not found:
             self.callers.finish()
-            # Events may have expired during the audit, which appends to streams: judge when all
-            # readers have reached the same end again.
+            # Events may have expired during the audit, and expiry appends an entry to the stream.
+            # So wait until all readers have reached the same end again.
             world = self.cluster.world
             world.run(world.now_ns + SETTLE_NS, until=lambda _: self.settled())
         return found

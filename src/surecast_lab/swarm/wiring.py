@@ -34,13 +34,14 @@ class Wiring:
         self.relay, self.lan = relay, lan
         layout = free_layout(folder, sizes, http=False, settings=settings)
         self.layout = lead_through(relay, layout, lambda *_: wan)
-        self.homes = {
-            name: home for region in sizes for name, home in addresses(layout, region).items()
+        self.own_addresses = {
+            name: address for region in sizes for name, address in addresses(layout, region).items()
         }
         self._region_of = {node.name: node.region for node in layout.nodes}
 
     def region_of(self, name: str) -> str:
-        """The region of a node: of a replica, or of a node named `region/...` or `replica/...`."""
+        """The region of a replica, or of a node whose name begins with a region or replica and a
+        slash."""
         first = name.partition("/")[0]
         return self._region_of.get(first, first)
 
@@ -56,19 +57,21 @@ class Wiring:
     def free_address(self) -> Address:
         return HOST, free_ports(1)[0]
 
-    def client_link(self, name: str, home: Address) -> Address:
-        """Add a link to the mesh client `name`; returns the address at which others reach it."""
-        return self._link(name, name, home)
+    def client_link(self, name: str, own: Address) -> Address:
+        """Add a link to the mesh client `name`, which listens at `own`. Returns the address at
+        which others reach it."""
+        return self._link(name, name, own)
 
     def book_through(self, name: str, servers: tuple[str, ...]) -> dict[str, Address]:
         """The addresses at which `name` reaches these servers over its own wire."""
         return {
-            server: self._link(f"{name}>{server}", name, self.homes[server]) for server in servers
+            server: self._link(f"{name}>{server}", name, self.own_addresses[server])
+            for server in servers
         }
 
     def book(self, servers: tuple[str, ...]) -> dict[str, Address]:
         """The direct addresses of these servers."""
-        return {server: self.homes[server] for server in servers}
+        return {server: self.own_addresses[server] for server in servers}
 
     def _link(self, name: str, wire: str, target: Address) -> Address:
         return self.relay.add(LinkSpec(name, target, wire=wire, forward=self.lan, back=self.lan))

@@ -1,8 +1,8 @@
 """The server side, at one replica: sends committed batches to the readers that have joined it, its
 *followers*, and answers their NAKs.
 
-This is a layer over the stream service, which keeps the log. Every replica sends what is committed
-to the readers that have joined it. So a reader may change to another replica at any position.
+This is a layer over the stream service, which keeps the log. Every replica, not only the tail, can
+have followers. So a reader may change to another replica at any position.
 """
 
 from collections import Counter
@@ -109,7 +109,8 @@ class NakcastServer(HandlerMachine):
         # Streams with more events to send than one call may send (`reads_max`).
         self.unsent: dict[LogId, None] = {}
         self.congested: dict[Peer, None] = {}  # readers whose session takes no more for now
-        self.is_head, self.is_clean = False, True  # as in RoleChanged
+        # As in RoleChanged; not clean: the chain has lost events and must recover them first.
+        self.is_head, self.is_clean = False, True
         # For alarms: the number of lost positions of each stream, and of refused joins (one reader
         # may be refused many times). Both are cleared `alarm_ns` after the last loss or refusal.
         self.losing: dict[LogId, int] = {}
@@ -172,7 +173,7 @@ class NakcastServer(HandlerMachine):
             if self.followers >= config.followers_max:
                 self.counters["nakcast.join-refused"] += 1
                 self.refused += 1
-                self._alarm()
+                self._keep_alarms()
                 return
             if group is None:
                 if not self.groups:
@@ -268,8 +269,8 @@ class NakcastServer(HandlerMachine):
         if fits or peer not in self.congested:
             self.out.append(Send(peer, message, reliable=not fits))
 
-    def _alarm(self) -> None:
-        """Let alarms end `alarm_ns` from now, not earlier."""
+    def _keep_alarms(self) -> None:
+        """Keep the counters of alarms until `alarm_ns` from now: set the timer that clears them."""
         self.out.append(SetTimer("calm", self.now_ns + self.config.alarm_ns))
 
     def _on_timer(self, inp: TimerFired) -> None:
@@ -321,8 +322,8 @@ class NakcastServer(HandlerMachine):
     def _send_again(
         self, peer: Peer, stream: LogId, group: Group, lo: int, hi: int, room: Room
     ) -> None:
-        """Send [lo, hi) from the log, as far as `room` allows. Not much more than this is read from
-        the log, because the number of positions is estimated from the size of recent events."""
+        """Send [lo, hi) from the log, as far as `room` allows. How many positions are read at once
+        is estimated from the size of recent events, so that little is read that cannot be sent."""
         while lo < hi and room.is_left:
             upto = min(hi, lo + max(1, int(room.nbytes / group.event_bytes)))
             batches = self.service.readable(stream, lo, upto)
@@ -351,5 +352,5 @@ class NakcastServer(HandlerMachine):
             # No alarm if `lo` is 1: this is a reader that begins at position 1, not a slow one.
             if lost and lo > 1:
                 self.losing[stream] = self.losing.get(stream, 0) + lost
-                self._alarm()
+                self._keep_alarms()
             self.out.append(Send(peer, Gone(stream, lo, hi, tuple(voids)), reliable=False))
