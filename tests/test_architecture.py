@@ -11,7 +11,7 @@ import pytest
 
 SRC = Path(__file__).resolve().parent.parent / "src"
 
-PURE = ("columns", "core", "parts", "protocols")
+PURE = ("columns", "core", "parts", "protocols", "where")
 BANNED = {"asyncio", "socket", "os", "time", "uuid", "secrets", "threading", "logging"}
 
 # What each top-level package of surecast may import, besides itself and errors. A new package needs
@@ -32,6 +32,7 @@ SEES: dict[str, set[str]] = {
     "sync": {"client"},
     "columns": {"numba_cache"},
     "core": {"columns"},
+    "where": set(),
     "parts": {"columns", "core", "numba_cache"},
     "protocols": {"columns", "core", "parts"},
     "storage": {"columns", "core"},
@@ -42,11 +43,13 @@ SEES: dict[str, set[str]] = {
     # These see protocols only through the registry (and cli, below).
     "endpoint": {"columns", "core", "registry", "runtime"},
     "client": {"columns", "core", "endpoint", "server"},
-    "pipeline": {"columns", "core", "parts", "storage", "endpoint", "client", "numba_cache", ""},
+    "pipeline": {
+        "columns", "core", "parts", "storage", "endpoint", "client", "numba_cache", "where", "",
+    },
     "server": {*_JOINED, "version"} - {"protocols", "sim", "client"},
     "web": _PRODUCT - {"protocols", "sim"},
     "cli": {
-        *_PRODUCT, LAB + "swarm", LAB + "bench", LAB + "lab", LAB + "demo",
+        *_PRODUCT, "where", LAB + "swarm", LAB + "bench", LAB + "lab", LAB + "demo",
     } - {"protocols"},
     LAB: set(),
     LAB + "testing": {*_JOINED},

@@ -13,6 +13,7 @@ __all__ = [
     "DataLoss",
     "EventsLost",
     "Fenced",
+    "FilterError",
     "JobFailed",
     "NotSupported",
     "OwnerUnreachable",
@@ -44,6 +45,16 @@ class ConfigError(SurecastError):
 
 class UsageError(SurecastError):
     """An invalid call: a wrong argument, or a call that is not possible in this state."""
+
+
+class FilterError(UsageError):
+    """A filter (`where=`) is invalid: it cannot be parsed, or does not fit the columns of the
+    stream. `what` is the mistake, and `at` the number of characters of the text before it."""
+
+    def __init__(self, what: str, at: int = 0) -> None:
+        super().__init__(f"{what} (at character {at + 1} of the filter)")
+        self.what = what
+        self.at = at
 
 
 class NotSupported(UsageError):

@@ -23,6 +23,7 @@ from surecast.cli.streams import streams
 from surecast.cli.subscribe import subscribe
 from surecast.cli.subscriptions import subscriptions
 from surecast.cli.up import up
+from surecast.cli.where import where
 
 app = typer.Typer(
     name="surecast",
@@ -63,6 +64,7 @@ app.add_typer(bench, name="bench")
 app.add_typer(log, name="log")
 app.add_typer(lab, name="lab")
 app.add_typer(pipeline, name="pipeline")
+app.add_typer(where, name="where")
 
 
 def run() -> None:
