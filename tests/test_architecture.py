@@ -32,7 +32,7 @@ SEES: dict[str, set[str]] = {
     "sync": {"client"},
     "columns": {"numba_cache"},
     "core": {"columns"},
-    "where": set(),
+    "where": {"columns", "numba_cache"},
     "parts": {"columns", "core", "numba_cache"},
     "protocols": {"columns", "core", "parts"},
     "storage": {"columns", "core"},

@@ -11,6 +11,7 @@ columns.py   the types of columns, and how literals are compared with them exact
 binding.py   from the tree and a schema to a *bound* filter: names and types are checked, `not` is
              applied to the tests, and each literal has the type of its column
 evaluate.py  the rows of a batch that a bound filter accepts
+index.py     which of many filters each row of a batch passes (kernels.py: its compiled loop)
 explain.py   a bound filter as text, and the result of each of its tests
 
 Every evaluator gives the same answer, on these rules. A test of a column is false if the event has
