@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 from surecast.cli.main import app
 from surecast.errors import UsageError
 
-SCHEMA = "sym string, qty int64, day date, raw binary, px float64"
+SCHEMA = "sym string, qty int64, day date, raw binary, px float64, at timestamp(s), single float32"
 
 
 def where(*words: str) -> Result:
@@ -74,6 +74,14 @@ def test_events_are_explained_test_by_test() -> None:
         ('{"qty": 9223372036854775808}', "event 1: qty is int64"),
         ('{"day": "x"}', "event 1: day is a date"),
         ('{"sym": 1}', "event 1: sym is string"),
+        ('{"sym": [1]}', "event 1: sym is string, not [1]"),
+        ('{"sym": "\\ud800"}', "event 1: sym is string"),
+        ('{"raw": "\\ud800"}', "event 1: raw is binary"),
+        ('{"raw": {}}', "event 1: raw is binary, not {}"),
+        ('{"at": "1969-12-31T23:59:59.5Z"}', "it has more digits than the column"),
+        ('{"single": 1e300}', "event 1: single is float, not 1E+300"),
+        ('{"qty": 1, "qty": 2}', "event 1 is not JSON: a name is there twice"),
+        ("[" * 100_000, "event 1 is not JSON"),
     ],
 )
 def test_events_that_do_not_fit_the_schema_are_refused(event: str, part: str) -> None:

@@ -9,7 +9,7 @@ from surecast.errors import UsageError
 TEXT = (
     "sym string not null, px float64, qty int64, a int8, b int16, c int32, d float32, e bool, "
     "f binary, g date, h timestamp, i timestamp(ns), `odd name` decimal(10, 2), "
-    "`a``b` list(string), größe list(list(decimal(38, 0)))"
+    "`a``b` list(string), `größe` list(list(decimal(38, 0)))"
 )
 
 
@@ -43,6 +43,9 @@ REFUSED = {
     "a decimal(x, 6)": "where a type",
     "a list(int64": "'list(int64' where a type",
     "a int64, a string": "two fields have the name 'a'",
+    "a decimal(" + "9" * 5000 + ", 2)": "where a type",
+    "`a\nb` int64": "the name 'a\\nb' has characters that cannot be read",
+    "`\ud800` int64": "the name '\\ud800' has characters",
     "key binary": "the field 'key' needs another name: every event has a key",
     "`a int64": "'`a int64' where a field name",
 }
@@ -64,6 +67,10 @@ def test_mistakes_are_told(text: str) -> None:
         (pa.large_string(), r"use pa\.string\(\)"),
         (pa.struct([("x", pa.int64())]), "streams do not support"),
         (pa.list_(pa.uint8()), "whole numbers have a sign"),
+        (pa.list_(pa.field("item", pa.int8(), nullable=False)), "values that may be null"),
+        (pa.list_(pa.list_(pa.list_(pa.list_(pa.list_(pa.int8()))))), "at most 4 levels"),
+        (pa.decimal128(10, -2), "streams do not support"),
+        (pa.decimal128(3, 5), "streams do not support"),
     ],
 )
 def test_types_that_streams_do_not_have_are_refused(kind: pa.DataType, hint: str) -> None:

@@ -3,6 +3,7 @@
 import math
 import struct
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from random import Random
 from typing import Any, NamedTuple
@@ -182,7 +183,9 @@ def literal(rng: Random, kind: pa.DataType) -> Literal:
         number: int | float = rng.choice(INTS) if rng.random() < 0.5 else rng.choice(FLOATS)
         if not math.isfinite(number):
             return 10**399 if number > 0 else -(10**399)
-        return number + rng.choice([0, 0, 1, -1, 0.5])
+        more = rng.choice([0, 0, 1, -1, Decimal("0.5"), Decimal("1e-300")])
+        with localcontext(prec=800):
+            return (number if isinstance(number, int) else Decimal(repr(number))) + more
     if pa.types.is_binary(kind) and rng.random() < 0.5:
         return rng.choice([b"", b"\xff", b"a", "ü".encode()])
     return bool(value(rng, kind)) if pa.types.is_boolean(kind) else rng.choice(WORDS)
@@ -192,4 +195,4 @@ def stamp(ns: int) -> str:
     """A timestamp in ISO format, with the digits that it needs."""
     at = EPOCH + timedelta(seconds=ns // 10**9)
     fraction = f".{ns % 10**9:09}".rstrip("0").rstrip(".")
-    return f"{at:%Y-%m-%dT%H:%M:%S}{fraction}+00:00"
+    return f"{at.replace(tzinfo=None).isoformat()}{fraction}+00:00"

@@ -4,9 +4,11 @@ import pyarrow as pa
 import pytest
 
 from surecast.columns.schema import parse_schema
+from surecast.errors import UsageError
 from surecast.where.binding import bind
 from surecast.where.columns import columns_of
 from surecast.where.evaluate import passes
+from surecast.where.index import FilterIndex
 from surecast.where.text import parse, shown
 from tests.edits import Edit, must_fail
 from tests.where.drawn import draw
@@ -43,6 +45,31 @@ def test_batches_without_rows_and_without_columns() -> None:
         bound = bind(parse(text), columns)
         assert passes(bound, empty, 0).tolist() == []
         assert passes(bound, {}, 2).tolist() == [missing, missing]
+
+
+def test_columns_that_would_be_misread_are_refused() -> None:
+    columns = columns_of(parse_schema("f float64, i int8, at timestamp, s string"))
+    wrong = {
+        "f > 1": {"f": pa.array([1, 2])},
+        "i == 1": {"i": pa.array([1, 1])},
+        "at > '2000-01-01T00:00:00Z'": {"at": pa.array([1, 2], pa.timestamp("s", "UTC"))},
+        "s == 'x'": {"s": pa.array([b"x", b"y"])},
+        "not s == 'x'": {"s": pa.chunked_array([["x", "y"]])},
+        "exists s": {"s": pa.nulls(2)},
+    }
+    for text, batch in wrong.items():
+        bound = bind(parse(text), columns)
+        (name,) = batch
+        with pytest.raises(UsageError, match=f"{name} is .*, but the batch has"):
+            passes(bound, batch, 2)
+        index = FilterIndex()
+        index.add(dict.fromkeys(range(100), bound))
+        with pytest.raises(UsageError, match=f"{name} is .*, but the batch has"):
+            index.match(batch, 2)
+    with pytest.raises(UsageError, match="s has 1 values in a batch of 2 rows"):
+        passes(bind(parse("s == 'x'"), columns), {"s": pa.array(["x"])}, 2)
+    local = pa.array([10**15], pa.timestamp("us", "Europe/Berlin"))  # the same instants
+    assert passes(bind(parse("at > '2000-01-01T00:00:00Z'"), columns), {"at": local}, 1).all()
 
 
 def all_cases() -> None:

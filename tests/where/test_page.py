@@ -18,8 +18,9 @@ PAGE = (Path(__file__).parents[2] / "docs" / "filters.md").read_text()
 def test_the_limits_on_the_page() -> None:
     text = " ".join(PAGE.split())
     assert (
-        f"at most {TEXT_MAX:,} characters, {TESTS_MAX} tests, {VALUES_MAX:,} literals, numbers of "
-        f"{DIGITS_MAX} digits, and {DEPTH_MAX} levels of"
+        f"at most {TEXT_MAX:,} characters (also in its canonical form), {TESTS_MAX} tests, "
+        f"{VALUES_MAX:,} literals, numbers of {DIGITS_MAX} digits before and after the point, and "
+        f"{DEPTH_MAX} levels of"
     ) in text
 
 

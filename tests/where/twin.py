@@ -7,6 +7,7 @@ of binding.
 import math
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -68,6 +69,9 @@ def like(value: Any, literal: Any) -> Any:
         return date.fromisoformat(literal)
     if isinstance(value, Fraction):
         return seconds(literal)
+    if isinstance(value, float) and isinstance(literal, Decimal):
+        nearest = float(literal)
+        return nearest if math.isfinite(nearest) and nearest else Fraction(literal)
     return literal
 
 

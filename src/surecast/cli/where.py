@@ -1,6 +1,8 @@
 """`surecast where`: checks filters, and explains why events pass them or not."""
 
 import json
+import struct
+from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -88,8 +90,8 @@ def _bound(text: str, schema: str) -> "tuple[Bound, dict[str, Column]]":
     try:
         return bind(parse(text), columns), columns
     except FilterError as problem:
-        if "\n" in text or len(text) > 200:
-            raise
+        if not (text.isascii() and text.isprintable()) or len(text) > 200:
+            raise  # the mark could be in another place
         raise UsageError(f"{problem}\n  {text}\n  {' ' * problem.at}^") from None
 
 
@@ -98,8 +100,8 @@ def _columns_of(event: str, columns: "dict[str, Column]", number: int) -> "dict[
     import pyarrow as pa
 
     try:
-        found = json.loads(event)
-    except ValueError as problem:
+        found = json.loads(event, parse_float=Decimal, object_pairs_hook=_no_repeats)
+    except (ValueError, RecursionError) as problem:
         raise UsageError(f"event {number} is not JSON: {problem}") from None
     if not isinstance(found, dict):
         raise UsageError(f"event {number} is not a JSON object")
@@ -112,26 +114,53 @@ def _columns_of(event: str, columns: "dict[str, Column]", number: int) -> "dict[
             batch[name] = pa.array([_raw(column, value)], column.type)
         except FilterError as problem:
             raise UsageError(f"event {number}: {problem.what}") from None
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError) as problem:
+        except (ValueError, OverflowError, TypeError) as problem:
+            shown = (
+                str(value) if isinstance(value, Decimal) else json.dumps(value, default=str)[:100]
+            )
             raise UsageError(
-                f"event {number}: {name} is {column.type}, not {json.dumps(value)} ({problem})"
+                f"event {number}: {name} is {column.type}, not {shown} ({problem})"
             ) from None
     return batch
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice")
+    return found
 
 
 def _raw(column: "Column", value: Any) -> Any:
     """A value of JSON as pyarrow takes it for the column."""
     from surecast.where.columns import Kind, number_of, text_of
 
+    wanted: dict[Kind, tuple[type, ...]] = {
+        Kind.BOOL: (bool,),
+        Kind.INTEGER: (int,),
+        Kind.FLOAT: (int, float, Decimal),
+    }
     if value is None:
         return None
+    if type(value) not in wanted.get(column.kind, (str,)):
+        raise TypeError("another type of JSON is needed")
     match column.kind:
         case Kind.BINARY:
             return text_of(column, value, 0)
         case Kind.TIMESTAMP | Kind.DATE:
-            return int(number_of(column, value, 0))
-        case Kind.INTEGER | Kind.FLOAT if isinstance(value, bool):
-            raise TypeError("a bool is not a number")
-        case Kind.INTEGER if isinstance(value, float):  # pyarrow would cut off the fraction
-            raise TypeError("a whole number is written without a point")
+            exact = number_of(column, value, 0)
+            if exact != int(exact):
+                raise ValueError("it has more digits than the column")
+            return int(exact)
+        case Kind.FLOAT:  # NaN and Infinity, which Python's JSON has, are float
+            number = (
+                struct.unpack("<f", struct.pack("<f", value))[0] if _is_single(column) else value
+            )
+            return float(number)
+    if isinstance(value, str):
+        value.encode()  # raises ValueError for half of a surrogate pair
     return value
+
+
+def _is_single(column: "Column") -> bool:
+    return str(column.type) == "float"

@@ -42,7 +42,11 @@ _NAMES: Final = {
 _TEXTS: Final = {kind: name for name, kind in _NAMES.items()}
 _UNITS: Final = ("s", "ms", "us", "ns")
 _LISTS_MAX: Final = 4  # levels of lists
-_PLAIN: Final = re.compile(r"[^\W\d]\w*")
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # other names are written in backquotes
+# Controls, line separators, marks of writing direction, surrogates.
+_UNREADABLE: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
 _TOKEN: Final = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|(\w+)|([(),]))\s*")
 
 
@@ -60,6 +64,8 @@ def schema_text(schema: pa.Schema) -> str:
             raise UsageError(
                 f"two fields have the name {name!r}" if name else "a field has no name"
             )
+        if _UNREADABLE.search(name):
+            raise UsageError(f"the name {name!a} has characters that cannot be read")
         seen[name] = None
     return ", ".join(
         f"{_name_text(field.name)} {_type_text(field.name, field.type)}"
@@ -72,15 +78,15 @@ def _name_text(name: str) -> str:
     return name if _PLAIN.fullmatch(name) else "`" + name.replace("`", "``") + "`"
 
 
-def _type_text(name: str, kind: pa.DataType) -> str:
+def _type_text(name: str, kind: pa.DataType, lists: int = 0) -> str:
     if kind in _TEXTS:
         return _TEXTS[kind]
     if pa.types.is_timestamp(kind) and kind.tz in ("UTC", "+00:00", "Z"):
         return "timestamp" if kind.unit == "us" else f"timestamp({kind.unit})"
-    if pa.types.is_decimal128(kind):
+    if pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision:
         return f"decimal({kind.precision}, {kind.scale})"
-    if pa.types.is_list(kind):
-        return f"list({_type_text(name, kind.value_type)})"
+    if pa.types.is_list(kind) and lists < _LISTS_MAX and kind.value_field.nullable:
+        return f"list({_type_text(name, kind.value_type, lists + 1)})"
     hint = ""
     if pa.types.is_timestamp(kind):
         hint = ": timestamps are in UTC, such as pa.timestamp('us', 'UTC')"
@@ -88,6 +94,8 @@ def _type_text(name: str, kind: pa.DataType) -> str:
         hint = ": whole numbers have a sign, such as pa.int64()"
     elif pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         hint = ": use pa.string()"
+    elif pa.types.is_list(kind):
+        hint = f": lists have values that may be null, and at most {_LISTS_MAX} levels"
     raise UsageError(f"the field {name!r} has the type {kind}, which streams do not support{hint}")
 
 
@@ -108,6 +116,8 @@ class _Parser:
         while True:
             name = self.take("a field name")
             name = name[1:-1].replace("``", "`") if name[0] == "`" else name
+            if _UNREADABLE.search(name):
+                raise UsageError(f"the name {name!a} has characters that cannot be read")
             kind = self.type(0)
             nullable = not self.takes("not")
             if not nullable and not self.takes("null"):
@@ -129,7 +139,7 @@ class _Parser:
                     return pa.timestamp(unit, "UTC")
             case "decimal" if self.takes("("):
                 digits = self.arguments(2)
-                if all(word.isdecimal() for word in digits):
+                if all(re.fullmatch("[0-9]{1,2}", word) for word in digits):
                     precision, scale = map(int, digits)
                     if 1 <= precision <= 38 and scale <= precision:
                         return pa.decimal128(precision, scale)

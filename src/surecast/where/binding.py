@@ -16,6 +16,7 @@ import msgspec
 
 from surecast.errors import FilterError
 from surecast.where.columns import Column, Kind, number_of, text_of, truth_of
+from surecast.where.text import SUGGESTED_MAX
 from surecast.where.tree import And, ColumnTest, Node, Not, Or
 
 __all__ = ["ALL", "NONE", "Bound", "BoundAnd", "BoundOr", "BoundTest", "Op", "bind"]
@@ -106,10 +107,13 @@ def _column(test: ColumnTest, columns: Mapping[str, Column]) -> Column:
     column = columns.get(test.column)
     if column is not None:
         return column
-    close = get_close_matches(test.column, columns, 1)
+    by_lower = {name.lower(): name for name in columns}
+    wanted = test.column.lower() if len(test.column) <= SUGGESTED_MAX else ""
+    close = [by_lower[name] for name in get_close_matches(wanted, by_lower, 1)]
     known = ", ".join(list(columns)[:_NAMED_MAX]) + (", …" if len(columns) > _NAMED_MAX else "")
     meant = f"did you mean {close[0]!r}?" if close else f"the columns are {known}"
-    raise FilterError(f"there is no column {test.column!r} that filters can test; {meant}", test.at)
+    name = ascii(test.column[:SUGGESTED_MAX])
+    raise FilterError(f"there is no column {name} that filters can test; {meant}", test.at)
 
 
 def _test(test: ColumnTest, column: Column, negated: bool) -> Bound:

@@ -5,8 +5,11 @@ timestamp is counted in the unit of its column since 1970, a date in days. So a 
 literal can be replaced by an exact one with a whole number (binding.py).
 """
 
+import math
 import re
+from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from typing import Final, NamedTuple
@@ -16,12 +19,17 @@ import pyarrow as pa
 from surecast.errors import FilterError, UsageError
 from surecast.where.tree import Literal
 
-__all__ = ["KEY", "TIME", "Column", "Kind", "column_of", "columns_of", "number_of"]
+__all__ = ["KEY", "TIME", "Column", "Kind", "array_of", "column_of", "columns_of", "number_of"]
+__all__ += ["text_of", "truth_of"]
 
+_SHOWN: Final = 40  # characters of a literal in error messages
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMESTAMP: Final = re.compile(
-    r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d(?::\d\d)?)(?:\.(\d{1,9}))?\s?([Zz]|[+-]\d\d:\d\d)?", re.ASCII
+    r"(\d{4}-\d\d-\d\d)[Tt ]((?:[01]\d|2[0-3]):\d\d(?::\d\d(?:\.(\d{1,9}))?)?)"
+    r" ?([Zz]|[+-]\d\d:\d\d)?",
+    re.ASCII,
 )
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _NS: Final = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}  # of a unit of timestamps
 
 
@@ -72,6 +80,24 @@ KEY: Final = Column("key", Kind.BINARY, pa.binary())
 TIME: Final = _whole("time", Kind.TIMESTAMP, pa.timestamp("ns", "UTC"))
 
 
+def array_of(column: Column, columns: Mapping[str, pa.Array], rows: int) -> pa.Array | None:
+    """The values of a column in a batch, or None if the batch does not have it. Raises UsageError
+    if they have another type or number: they would be misread."""
+    array = columns.get(column.name)
+    if array is None:
+        return None
+    if column.kind is Kind.TIMESTAMP:  # in any time zone
+        fits = pa.types.is_timestamp(array.type) and array.type.unit == column.type.unit
+    else:
+        fits = array.type == column.type
+    if not fits or not isinstance(array, pa.Array):
+        what = f"{type(array).__name__} of {array.type}"
+        raise UsageError(f"{column.name} is {column.type}, but the batch has {what}")
+    if len(array) != rows:
+        raise UsageError(f"{column.name} has {len(array):,} values in a batch of {rows:,} rows")
+    return array
+
+
 def columns_of(schema: pa.Schema) -> dict[str, Column]:
     """The columns of events with this schema, by name: `key` and `time`, which all events have, and
     those fields that filters can test."""
@@ -88,20 +114,23 @@ def number_of(column: Column, value: Literal, at: int) -> Fraction | int:
     """The literal as an exact number, in the units of a column of whole numbers or floats."""
     if column.kind in (Kind.INTEGER, Kind.FLOAT) and type(value) is int:
         return value
-    if column.kind in (Kind.INTEGER, Kind.FLOAT) and type(value) is float:
-        if value - value != 0:  # infinite or NaN
-            raise FilterError(
-                f"{value} is not a number that {column.name} can be compared with", at
-            )
+    if column.kind is Kind.INTEGER and isinstance(value, Decimal):
         return Fraction(value)
+    if column.kind is Kind.FLOAT and isinstance(value, Decimal):
+        # As in other languages, 0.1 means the nearest float64. A number beyond their range, or so
+        # small that it would become 0, stays what it is.
+        nearest = float(value)
+        return Fraction(nearest if math.isfinite(nearest) and nearest else value)
     if column.kind is Kind.TIMESTAMP and isinstance(value, str):
         return Fraction(_time_ns(column, value, at), column.unit_ns)
     if column.kind is Kind.DATE and isinstance(value, str):
         try:
+            if not _DATE.fullmatch(value):
+                raise ValueError
             return (date.fromisoformat(value) - _EPOCH.date()).days
         except ValueError:
             raise FilterError(
-                f"{column.name} is a date, and {value!r} is not one like '2026-11-19'", at
+                f"{column.name} is a date, and {value[:_SHOWN]!a} is not one like '2026-11-19'", at
             ) from None
     raise FilterError(f"{column.name} is a {_named(column)}; it cannot be {_compared(value)}", at)
 
@@ -109,16 +138,20 @@ def number_of(column: Column, value: Literal, at: int) -> Fraction | int:
 def _time_ns(column: Column, text: str, at: int) -> int:
     match = _TIMESTAMP.fullmatch(text)
     if match is not None and match[4] is None:
-        raise FilterError(f"the timestamp {text!r} needs a time zone: Z, or for example +01:00", at)
+        wanted = "needs a time zone: Z, or for example +01:00"
+        raise FilterError(f"the timestamp {text[:_SHOWN]!a} {wanted}", at)
     try:
         if match is None:
             raise ValueError
         day, clock, fraction, zone = match.groups()
+        clock = clock.partition(".")[0]
         zone = "+00:00" if zone in ("Z", "z") else zone
         since = datetime.fromisoformat(f"{day}T{clock}{zone}") - _EPOCH
     except ValueError:
         raise FilterError(
-            f"{column.name} is a timestamp, and {text!r} is not one like '2026-11-19T08:30:00Z'", at
+            f"{column.name} is a timestamp, and {text[:_SHOWN]!a} is not one like "
+            "'2026-11-19T08:30:00Z'",
+            at,
         ) from None
     return since // timedelta(seconds=1) * 10**9 + int((fraction or "").ljust(9, "0"))
 
@@ -143,5 +176,5 @@ def _named(column: Column) -> str:
 
 
 def _compared(value: Literal) -> str:
-    kinds = {bool: "a bool", int: "a number", float: "a number", str: "a string", bytes: "bytes"}
+    kinds = {bool: "a bool", int: "a number", Decimal: "a number", str: "a string", bytes: "bytes"}
     return f"compared with {kinds[type(value)]}"

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surecast.where.binding import Bound, BoundAnd, BoundOr, BoundTest, Op
-from surecast.where.columns import Column, Kind
+from surecast.where.columns import Column, Kind, array_of
 
 __all__ = ["Columns", "Rows", "passes"]
 
@@ -31,8 +31,9 @@ _TEXTS: Final[dict[Op, Callable[[Any, Any], Any]]] = {
 
 
 def passes(bound: Bound, columns: Columns, rows: int) -> Rows:
-    """For each row of a batch, whether it passes the filter. The arrays must be valid: pyarrow
-    trusts the offsets in them."""
+    """For each row of a batch, whether it passes the filter. Raises UsageError if a column does not
+    have the type that the filter was bound to. The arrays must be valid: pyarrow trusts the offsets
+    in them."""
     return _Batch(columns, rows).passes(bound)
 
 
@@ -66,7 +67,7 @@ class _Batch:
                 return self._test(bound)
 
     def _test(self, test: BoundTest) -> Rows:
-        array = self.columns.get(test.column.name)
+        array = array_of(test.column, self.columns, self.rows)
         if array is None:
             return np.full(self.rows, test.op is Op.EXISTS and test.negated)
         if test.op is Op.EXISTS:

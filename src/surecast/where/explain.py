@@ -7,6 +7,7 @@ from typing import Any
 from surecast.where.binding import Bound, BoundAnd, BoundOr, BoundTest, Op
 from surecast.where.columns import Column, Kind
 from surecast.where.evaluate import Columns, passes
+from surecast.where.text import column_text, literal_text
 
 __all__ = ["bound_text", "tests_of"]
 
@@ -31,7 +32,8 @@ def _inside(part: Bound) -> str:
 
 
 def _test_text(test: BoundTest) -> str:
-    name, values = test.column.name, [_value_text(test.column, value) for value in test.values]
+    name = column_text(test.column.name)
+    values = [_value_text(test.column, value) for value in test.values]
     negated = "not " if test.negated else ""
     match test.op:
         case Op.EXISTS:
@@ -47,10 +49,10 @@ def _test_text(test: BoundTest) -> str:
 
 def _value_text(column: Column, value: Any) -> str:
     match column.kind:
-        case Kind.BOOL:
-            return "true" if value else "false"
         case Kind.STRING:
-            return repr(value.decode())
+            return literal_text(value.decode())
+        case Kind.BOOL | Kind.BINARY:
+            return literal_text(value)
         case Kind.DATE:
             return _safely(value, lambda: repr((date(1970, 1, 1) + timedelta(value)).isoformat()))
         case Kind.TIMESTAMP:
@@ -59,7 +61,7 @@ def _value_text(column: Column, value: Any) -> str:
 
 
 def _safely(value: int, text: Any) -> str:
-    """The text of a date, or its number if Python's dates do not reach so far."""
+    """The text of a date; its number, if Python's dates do not reach so far."""
     try:
         return str(text())
     except OverflowError:
@@ -69,7 +71,7 @@ def _safely(value: int, text: Any) -> str:
 def _time_text(ns: int) -> str:
     at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=ns // 10**9)
     fraction = f".{ns % 10**9:09}".rstrip("0").rstrip(".")
-    return f"{at:%Y-%m-%dT%H:%M:%S}{fraction}Z"
+    return f"{at.replace(tzinfo=None).isoformat()}{fraction}Z"
 
 
 def tests_of(bound: Bound, columns: Columns) -> Iterator[tuple[str, bool]]:

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surecast.where.binding import Bound, BoundAnd, BoundOr, BoundTest, Op
-from surecast.where.columns import Column, Kind
+from surecast.where.columns import Column, Kind, array_of
 from surecast.where.evaluate import Columns, passes
 from surecast.where.kernels import (
     EXISTS,
@@ -134,7 +134,7 @@ def _rows_of(codes: _Codes, columns: Columns, count: int) -> _Rows:
     whole, floats = np.zeros(cells, np.int64), np.zeros(cells, np.float64)
     has, comparable = np.zeros(cells, np.bool_), np.zeros(cells, np.bool_)
     for slot, column in enumerate(codes.columns):
-        array = columns.get(column.name)
+        array = array_of(column, columns, count)
         if array is None:
             continue
         part = slice(slot * count, (slot + 1) * count)

@@ -17,23 +17,36 @@ that `_ESCAPES` lists. Timestamps and dates are strings: their column says that 
 """
 
 import re
+from decimal import Context, Decimal
 from typing import Final, NoReturn
 
 from surecast.errors import FilterError
 from surecast.where.tree import And, ColumnTest, Literal, Node, Not, Or, tests_in
 
-__all__ = ["DEPTH_MAX", "DIGITS_MAX", "TESTS_MAX", "TEXT_MAX", "VALUES_MAX", "parse", "shown"]
+__all__ = [
+    "DEPTH_MAX",
+    "DIGITS_MAX",
+    "SUGGESTED_MAX",
+    "TESTS_MAX",
+    "TEXT_MAX",
+    "VALUES_MAX",
+    "column_text",
+    "literal_text",
+    "parse",
+    "shown",
+]
 
 TEXT_MAX = 16_384  # characters of a filter
 TESTS_MAX = 256  # tests in a filter
 VALUES_MAX = 4096  # literals in a filter, all lists together
 DEPTH_MAX = 32  # levels of `not` and parentheses
-DIGITS_MAX = 400  # digits of a whole number; floats have up to 309
+DIGITS_MAX = 400  # digits of a number before the point, and after it, without an exponent
+SUGGESTED_MAX = 64  # characters of a name that is mentioned in a hint
 
 _TOKEN: Final = re.compile(
     r"""
     (?P<space>\s+)
-  | (?P<number>[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w.]))
+  | (?P<number>[+-]?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?(?![\w.]))
   | (?P<string>b?'(?:[^'\\\n]|\\.)*'|b?"(?:[^"\\\n]|\\.)*")
   | (?P<name>[^\W\d]\w*)
   | (?P<quoted>`(?:[^`\n]|``)+`)
@@ -57,13 +70,22 @@ _HINTS: Final = {
     "null": "to test whether a column has a value, write exists",
     "none": "to test whether a column has a value, write exists",
     "is": "to test whether a column has a value, write exists",
+    "exists": "write exists before the column",
     "like": "use startswith or contains",
+    "endswith": "there is startswith and contains",
     "starts_with": "write startswith",
 }
-_ESCAPES: Final = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "r": "\r", "t": "\t", "0": "\0"}
+_ESCAPES: Final = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "r": "\r", "t": "\t"}
 _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|(.))", re.DOTALL)
-_PLAIN: Final = re.compile(r"[^\W\d]\w*")
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # other names are shown in backquotes
+# Characters that are shown as escapes: controls, line separators, marks of writing direction, and
+# surrogates, which can only be in names.
+_HIDDEN: Final = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff"
+_ESCAPED: Final = re.compile(rf"[{_HIDDEN}'\\]")
+_UNREADABLE: Final = re.compile(rf"[{_HIDDEN}]")
 _SHOWN: Final = 40  # characters of a token in error messages
+_DIGITS_SHOWN: Final = 20  # larger and smaller numbers are shown with an exponent
+_EXACT: Final = Context(prec=2 * DIGITS_MAX)
 
 
 class _Token:
@@ -78,7 +100,7 @@ class _Token:
         if self.kind == "end":
             return "the end of the filter"
         cut = self.text if len(self.text) <= _SHOWN else self.text[:_SHOWN] + "…"
-        return repr(cut)
+        return f"'{_UNREADABLE.sub(_escape, cut)}'"
 
 
 def parse(text: str) -> Node:
@@ -96,9 +118,15 @@ def parse(text: str) -> Node:
             f"the filter has {len(tests)} tests; at most {TESTS_MAX} are allowed",
             tests[TESTS_MAX].at,
         )
-    values = sum(len(test.values) for test in tests)
-    if values > VALUES_MAX:
-        raise FilterError(f"the filter has {values} literals; at most {VALUES_MAX} are allowed")
+    values = 0
+    for test in tests:
+        values += len(test.values)
+        if values > VALUES_MAX:
+            raise FilterError(
+                f"the filter has {values:,} literals or more; at most {VALUES_MAX:,}", test.at
+            )
+    if (size := len(shown(node))) > TEXT_MAX:  # it could not be sent
+        raise FilterError(f"the filter is shown in {size:,} characters; at most {TEXT_MAX:,}")
     return node
 
 
@@ -120,15 +148,20 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def _refuse_text(text: str, at: int) -> NoReturn:
-    if text[at] in "'\"" or text[at : at + 2] in ("b'", 'b"'):
-        raise FilterError("this string has no closing quote", at)
+    if text[at] in "'\"":
+        is_bytes = at > 0 and text[at - 1] == "b" and not text[max(0, at - 2) : at - 1].isalnum()
+        raise FilterError("this string has no closing quote", at - is_bytes)
     if text[at] == "`":
-        raise FilterError("this name has no closing backquote", at)
+        raise FilterError("this name in backquotes is empty, or does not end in its line", at)
     if text[at].isdigit() or text[at] in "+-":
         word = re.match(r"[+-]?[\w.]*", text[at:])
         assert word is not None
-        raise FilterError(f"{word.group()[:_SHOWN]!r} is not a number", at)
-    raise FilterError(f"{text[at]!r} is not expected here", at)
+        hint = "; a name that contains - is in backquotes" if text[at] == "-" else ""
+        raise FilterError(f"{word.group()[:_SHOWN]!a} is not a number{hint}", at)
+    hint = "; a number begins with a digit: 0.5" if text[at] == "." else ""
+    if not text[at].isascii():
+        hint = "; a name with such characters is in backquotes"
+    raise FilterError(f"{text[at]!a} is not expected here{hint}", at)
 
 
 class _Parser:
@@ -215,12 +248,11 @@ class _Parser:
         token = self.take()
         test = self.compared(column, token, at)
         if test is None:
-            hint = ""
-            if token.kind in ("end", "keyword") or token.text == ")":
-                hint = f"; a bool column is tested with {column} == true"
-            raise FilterError(
-                f"{token} where an operator should be{_hint(token) or hint}", token.at
-            )
+            hint = _hint(token)
+            ends = token.kind == "end" or token.text in (")", "and", "or")
+            if ends and not negated and len(column) <= SUGGESTED_MAX:
+                hint = f"; a bool column is tested with {column_text(column)} == true"
+            raise FilterError(f"{token} where an operator should be{hint}", token.at)
         if negated:
             if token.text in _COMPARED:
                 raise FilterError("`not` stands before the column here", token.at)
@@ -300,16 +332,16 @@ def _hint(token: _Token) -> str:
     return f"; {hint}" if hint else ""
 
 
-def _number(token: _Token) -> int | float:
-    text = token.text
-    if text.lstrip("+-").isdigit():
-        if len(text.lstrip("+-")) > DIGITS_MAX:
-            raise FilterError("this number is too large", token.at)
-        return int(text)
-    value = float(text)
-    if value in (float("inf"), float("-inf")):
-        raise FilterError("this number is too large", token.at)
-    return value
+def _number(token: _Token) -> int | Decimal:
+    try:
+        number = Decimal(token.text)
+        _, digits, exponent = number.as_tuple()
+        assert isinstance(exponent, int)
+        if number and not -DIGITS_MAX <= exponent <= len(digits) + exponent <= DIGITS_MAX:
+            raise OverflowError
+    except ArithmeticError:  # decimal's own errors, too
+        raise FilterError("this number has too many digits", token.at) from None
+    return int(number) if token.text.lstrip("+-").isdigit() else number.normalize(_EXACT)
 
 
 def _string(token: _Token) -> str | bytes:
@@ -361,52 +393,57 @@ def _all_of(node: Node) -> str:
 
 
 def _one(node: Node) -> str:
-    if isinstance(node, ColumnTest):
-        return _test(node)
-    if isinstance(node, Not):
-        return f"not {_one(node.part)}"
+    match node:
+        case ColumnTest():
+            return _test(node)
+        case Not(ColumnTest(_, "in" | "between" | "startswith" | "contains") as test):
+            return _test(test, "not ")
+        case Not(part):
+            return f"not {_one(part)}"
+    assert len(node.parts) > 1
     return f"({_any_of(node)})"
 
 
-def _test(test: ColumnTest) -> str:
-    column, operator = _column(test.column), test.operator
-    values = [_literal(value) for value in test.values]
+def _test(test: ColumnTest, negated: str = "") -> str:
+    column, operator = column_text(test.column), test.operator
+    values = [literal_text(value) for value in test.values]
     match operator:
         case "exists":
             return f"exists {column}"
         case "in":
-            return f"{column} in ({', '.join(values)})"
+            return f"{column} {negated}in ({', '.join(values)})"
         case "between":
-            return f"{column} between {values[0]} and {values[1]}"
-    return f"{column} {operator} {values[0]}"
+            return f"{column} {negated}between {values[0]} and {values[1]}"
+    return f"{column} {negated}{operator} {values[0]}"
 
 
-def _column(name: str) -> str:
+def column_text(name: str) -> str:
+    """The name as filters write it."""
     if _PLAIN.fullmatch(name) and name.lower() not in (*_KEYWORDS, "null", "none"):
         return name
     return "`" + name.replace("`", "``") + "`"
 
 
-def _literal(value: Literal) -> str:
+def literal_text(value: Literal) -> str:
+    """The literal as filters write it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, bytes):
-        return "b" + _quoted("".join(_shown_byte(byte) for byte in value))
+        return "b'" + "".join(map(_shown_byte, value)) + "'"
     if isinstance(value, str):
-        return _quoted("".join(map(_shown_char, value)))
-    return repr(value)
-
-
-def _quoted(body: str) -> str:
-    return f"'{body}'"
+        return "'" + _ESCAPED.sub(_escape, value) + "'"
+    if isinstance(value, Decimal):
+        value = value.normalize(_EXACT)
+        text = f"{value:f}" if abs(value.adjusted()) < _DIGITS_SHOWN else str(value)
+        return text if "." in text or "E" in text else f"{text}.0"  # not a whole number
+    return str(value)
 
 
 def _shown_byte(byte: int) -> str:
     char = chr(byte)
-    return char if char.isprintable() and char.isascii() and char not in "'\\" else f"\\x{byte:02x}"
+    return char if 32 <= byte < 127 and char not in "'\\" else f"\\x{byte:02x}"
 
 
-def _shown_char(char: str) -> str:
-    if char in "'\\":
-        return "\\" + char
-    return char if char.isprintable() or ord(char) > 0xFFFF else f"\\u{ord(char):04x}"
+def _escape(match: re.Match[str]) -> str:
+    char = match.group()
+    return "\\" + char if char in "'\\" else f"\\u{ord(char):04x}"

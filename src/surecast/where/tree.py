@@ -1,13 +1,15 @@
 """The nodes of a filter as it was written. In messages and on disk, filters are text."""
 
 from collections.abc import Iterator
+from decimal import Decimal
 
 import msgspec
 
 __all__ = ["OPERATORS", "And", "ColumnTest", "Literal", "Node", "Not", "Or", "tests_in"]
 
-# A number, string, bytes or bool. Timestamps and dates are written as strings.
-Literal = bool | int | float | str | bytes
+# A number (with a point or an exponent: Decimal), string, bytes or bool. Timestamps and dates are
+# written as strings.
+Literal = bool | int | Decimal | str | bytes
 
 OPERATORS = (
     "==", "!=", "<", "<=", ">", ">=", "in", "between", "startswith", "contains", "exists",
