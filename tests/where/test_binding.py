@@ -8,7 +8,7 @@ from surecast.errors import FilterError, UsageError
 from surecast.where.binding import _NAMED_MAX, bind
 from surecast.where.columns import columns_of
 from surecast.where.explain import bound_text
-from surecast.where.text import parse
+from surecast.where.text import SUGGESTED_MAX, parse
 from tests.edits import Edit, must_fail
 
 COLUMNS = columns_of(
@@ -151,6 +151,14 @@ def test_an_error_lists_some_of_many_columns() -> None:
     last = f"c{_NAMED_MAX - 3}"  # after key, time and c0
     with pytest.raises(FilterError, match=f"the columns are key, time, c0, .*, {last}, …"):
         bind(parse("zzz == 1"), columns_of(schema))
+
+
+def test_a_similar_name_is_suggested_unless_the_name_is_long() -> None:
+    for length, suggested in ((SUGGESTED_MAX, True), (SUGGESTED_MAX + 1, False)):
+        name = "x" * length
+        with pytest.raises(FilterError) as caught:
+            bind(parse(f"{name} == 1"), columns_of(pa.schema([(name[:-1] + "y", pa.int64())])))
+        assert ("did you mean" in str(caught.value)) == suggested
 
 
 @pytest.mark.parametrize("name", ["key", "time", "twice"])
