@@ -98,6 +98,7 @@ $(CLASSES): $(INSTALLED) scripts/warm_spark.py scripts/java_classes.py
 	$(PY) -m scripts.warm_spark
 
 # Compiling the kernels takes seconds; after this, no test, run or server waits for it.
-$(WARM): $(INSTALLED) $(wildcard src/surecast/columns/*.py)
+$(WARM): $(INSTALLED) $(wildcard src/surecast/columns/*.py) src/surecast/where/kernels.py
 	$(PY) -m surecast.columns.warm
+	$(PY) -c "import surecast.where.kernels"
 	@touch $@
