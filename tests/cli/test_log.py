@@ -96,24 +96,29 @@ def test_info_and_verify_change_no_file(folder: Path) -> None:
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def used_segments(folder: Path) -> list[Path]:
-    """The segment files with batches that a server would read. The manifest may name more: those
-    of an older state, which records of the journal replace."""
+def records_in_use(folder: Path) -> dict[Path, list[int]]:
+    """Segment file → the offsets of its records that a server would read. The manifest may name
+    more files: those of an older state, which records of the journal replace. And a compaction may
+    have replaced the first records of a file, depending on when the store wrote it."""
     _, replay = inspect._played(folder, "none", lambda done, total: None)
-    pieces = replay.disk.pieces(LOG, 1, replay.disk.end(LOG))
-    numbers = {piece.segment.number for piece in pieces if isinstance(piece, Extent)}
-    return [folder / f"segment-{number:010}" for number in numbers]
+    found: dict[Path, list[int]] = {}
+    for piece in replay.disk.pieces(LOG, 1, replay.disk.end(LOG)):
+        if isinstance(piece, Extent):
+            offsets = [at for at, _ in piece.located(piece.lo, piece.hi)]
+            found.setdefault(folder / f"segment-{piece.segment.number:010}", []).extend(offsets)
+    return found
 
 
 def test_each_damaged_record_is_named(folder: Path) -> None:
-    path = max(used_segments(folder), key=lambda file: file.stat().st_size)
+    path, offsets = max(records_in_use(folder).items(), key=lambda item: len(item[1]))
     data = bytearray(path.read_bytes())
-    for at in (40, 700):
-        data[at] ^= 1
+    for at in (offsets[0], offsets[-1]):
+        data[at + 8] ^= 1
     path.write_bytes(data)
     text = call("verify", str(folder), code=1)
     assert "2 problems" in text
-    assert f"{path}: the record at offset 32 is damaged" in text
+    for at in (offsets[0], offsets[-1]):
+        assert f"{path}: the record at offset {at:,} is damaged" in text
     assert "restores the rest from another replica" in " ".join(text.split())
     found = json.loads(call("verify", "--json", str(folder), code=1))
     assert found["ok"] is False

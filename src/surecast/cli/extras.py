@@ -11,5 +11,5 @@ def demand_matplotlib() -> None:
     """Raise UsageError if matplotlib is not installed, because no figure could be drawn."""
     if find_spec("matplotlib") is None:
         raise UsageError(
-            "the figure needs matplotlib: pip install matplotlib (surecast[spark] includes it)"
+            "the figure needs matplotlib, part of the extra spark: pip install 'surecast[spark]'"
         )
