@@ -84,6 +84,26 @@ def test_processor_time_counts_for_the_folder_of_the_test() -> None:
     assert meter.spent["sim"] < 0.25
 
 
+def test_a_child_that_is_missing_for_a_moment_is_not_billed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    samples = iter([60.0, 14.0, 14.5, 61.0, 62.0])
+    monkeypatch.setattr(budget, "processor_seconds", lambda: next(samples))
+    meter = Meter()
+    meter.note("tests/core/test_wire.py")
+    meter.note("tests/sim/test_world.py")
+    assert meter.spent == {"core": 1.0, "sim": 1.0}
+
+
+def test_a_total_that_stays_lower_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = iter([60.0, *[14.0] * budget.SAMPLES, 16.0])
+    monkeypatch.setattr(budget, "processor_seconds", lambda: next(samples))
+    meter = Meter()
+    meter.note("tests/core/test_wire.py")
+    meter.note("tests/sim/test_world.py")
+    assert meter.spent == {"core": 0.0, "sim": 2.0}
+
+
 def test_a_new_budget_has_room_above_what_was_measured(tmp_path: Path) -> None:
     times = tmp_path / "out" / "times.json"
     budget.save({"core": 10.0, ".": 0.4}, {}, 0.123, times)
