@@ -3,7 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from surecast.columns.schema import _LISTS_MAX, FIELDS_MAX, parse_schema, schema_text
+from surecast.columns.schema import parse_schema, schema_text
+from surecast.columns.typed import FIELDS_MAX, LISTS_MAX
 from surecast.errors import UsageError
 
 TEXT = (
@@ -82,9 +83,9 @@ def test_the_depth_of_lists_is_limited() -> None:
     def nested(levels: int) -> str:
         return "a " + "list(" * levels + "int64" + ")" * levels
 
-    assert schema_text(parse_schema(nested(_LISTS_MAX))) == nested(_LISTS_MAX)
+    assert schema_text(parse_schema(nested(LISTS_MAX))) == nested(LISTS_MAX)
     with pytest.raises(UsageError, match="where a type"):
-        parse_schema(nested(_LISTS_MAX + 1))
+        parse_schema(nested(LISTS_MAX + 1))
 
 
 def test_the_number_of_fields_is_limited() -> None:

@@ -24,6 +24,7 @@ from surecast.columns.column import (
     Columns,
     aligned,
     null_column,
+    uniform_offsets,
     unpack_valid,
 )
 from surecast.errors import PeerError, UsageError
@@ -31,7 +32,8 @@ from surecast.errors import PeerError, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["arrow_of", "columns_from_table", "decode_arrow", "read_arrow", "schema_of"]
+__all__ = ["arrow_of", "columns_from_table", "decode_arrow", "read_arrow", "read_record_batch"]
+__all__ += ["schema_of"]
 
 
 def schema_of(schema_id: int, explicit: bool) -> pa.Schema:
@@ -49,18 +51,23 @@ def schema_of(schema_id: int, explicit: bool) -> pa.Schema:
     return pa.schema(fields)
 
 
-def columns_from_table(table: pa.Table | pa.RecordBatch) -> Columns:
-    """The columns `value` and, if present, `key` and `tag` of a user's table, for a dense batch."""
+def columns_from_table(table: pa.Table | pa.RecordBatch, rows: int | None = None) -> Columns:
+    """The columns `value` and, if present, `key` and `tag` of a user's table, for a dense batch.
+
+    If the number of rows is given, the table needs no values: without them, all values are empty.
+    """
     import pyarrow as pa
 
     names = table.schema.names
     unknown = [name for name in names if name not in ("key", "value", "tag")]
-    if unknown or "value" not in names or len(set(names)) != len(names):
+    missing = rows is None and "value" not in names
+    if unknown or missing or len(set(names)) != len(names):
         raise UsageError(f"columns must be value, key and tag, each once; got {names}")
-    rows = table.num_rows
+    rows = table.num_rows if rows is None else rows
     if not rows:
         raise UsageError("a batch has at least one event")
-    found = {"key": null_column(rows)}
+    empty = Column(uniform_offsets(rows, 0), NO_BYTES, None, 0)
+    found = {"key": null_column(rows), "value": empty}
     for name in names:
         column = table.column(name)
         if not _is_bytes(column.type):
@@ -127,15 +134,28 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 def read_arrow(body: Body, schema_id: int, rows: int, explicit: bool) -> pa.RecordBatch:
     """`body` as a fully validated pyarrow record batch over the same memory."""
+    return read_record_batch(body, schema_of(schema_id, explicit), rows, is_checked=False)
+
+
+def read_record_batch(
+    body: Body, schema: pa.Schema, rows: int, *, is_checked: bool
+) -> pa.RecordBatch:
+    """The message `body` as a record batch over the same memory, validated unless it is known to be
+    valid. Its columns are aligned in memory: a body that is not is copied."""
     import pyarrow as pa
 
+    buffer = pa.py_buffer(body)
+    if buffer.address % 8:
+        buffer = pa.py_buffer(bytes(body))
     try:
-        _refuse_compressed(body)
-        message = pa.ipc.read_message(pa.py_buffer(body))
+        if not is_checked:
+            _refuse_compressed(body)
+        message = pa.ipc.read_message(buffer)
         if message.type != "record batch":
             raise PeerError(f"the body is a {message.type} message")
-        batch = pa.ipc.read_record_batch(message, schema_of(schema_id, explicit))
-        batch.validate(full=True)
+        batch = pa.ipc.read_record_batch(message, schema)
+        if not is_checked:
+            batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, OverflowError, struct.error) as problem:
         raise PeerError(f"the body is no valid Arrow batch: {str(problem)[:200]}") from problem
     if batch.num_rows != rows:

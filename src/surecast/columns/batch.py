@@ -23,13 +23,25 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from surecast.columns import codec, forms
-from surecast.columns.column import Body, Column, Columns, Int64s, column_of, concat, null_column
+from surecast.columns import codec, forms, typed
+from surecast.columns.column import (
+    TAGGED,
+    TYPED,
+    Body,
+    Column,
+    Columns,
+    Int64s,
+    column_of,
+    concat,
+    null_column,
+)
 from surecast.columns.intervals import IntervalSet
 from surecast.errors import PeerError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from surecast.columns.typed import Attributes
 
 __all__ = [
     "COLLECT",
@@ -49,6 +61,7 @@ __all__ = [
     "Column",
     "Row",
     "coalesce",
+    "joined_columns",
 ]
 
 HEADER_SIZE: Final = 128  # bytes of a frame's header, on the wire and in the log
@@ -130,7 +143,7 @@ class Batch:
     ) -> None:
         self.kind = kind  # DATA, COLLECT, CONFIG or VOID
         self.stream_id = stream_id  # 16 bytes
-        self.schema_id = schema_id  # 1: the body has a column of tags; 0: it has none
+        self.schema_id = schema_id  # TAGGED: the body has a column of tags; TYPED: attributes
         self.publisher = publisher  # 16 bytes
         self.pub_no = pub_no  # of the event at lo; later events have consecutive numbers
         self.lo = lo  # the first position; 0: not sequenced yet (no position was assigned)
@@ -172,6 +185,7 @@ class Batch:
         values: Sequence[bytes],
         keys: Sequence[bytes | None] | None = None,
         tags: Sequence[bytes | None] | None = None,
+        attributes: Attributes | None = None,
         *,
         publisher: bytes = NO_PUBLISHER,
         pub_no: int = 0,
@@ -182,10 +196,12 @@ class Batch:
         rows = len(values)
         if not rows:
             raise UsageError("a batch has at least one event")
+        if attributes is not None and attributes.rows != rows:
+            raise UsageError(f"attributes of {attributes.rows} events for {rows} values")
         for name, column in (("keys", keys), ("tags", tags)):
             if column is not None and len(column) != rows:
                 raise UsageError(f"{len(column)} {name} for {rows} values: give one for each value")
-        if rows == 1 and tags is None:
+        if rows == 1 and tags is None and attributes is None:
             key, value = None if keys is None else keys[0], values[0]
             if type(value) is bytes and (key is None or type(key) is bytes):
                 row = forms.encode_row(key, value)
@@ -199,11 +215,8 @@ class Batch:
             raise UsageError("a value is None; use b'' for an empty one")
         key_column = null_column(rows) if keys is None else column_of(keys)
         tag_column = None if tags is None else column_of(tags)
-        body, form = forms.encode(Columns(key_column, value_column, tag_column), 0)
-        return cls(
-            kind, stream_id, 0 if tags is None else 1, publisher, pub_no, 0, rows, rows, time_ns,
-            0, NONE, body, zlib.crc32(body), HEADER_SIZE + len(body), form,
-        )  # fmt: skip
+        columns = Columns(key_column, value_column, tag_column, attributes=attributes)
+        return cls._from_columns(stream_id, columns, rows, publisher, pub_no, kind, time_ns)
 
     @classmethod
     def from_arrow(
@@ -211,18 +224,34 @@ class Batch:
         stream_id: bytes,
         table: pa.Table | pa.RecordBatch,
         *,
+        attributes: Attributes | None = None,
         publisher: bytes = NO_PUBLISHER,
         pub_no: int = 0,
         time_ns: int = 0,
     ) -> Batch:
-        """A dense batch from columns `value` and, if present, `key` and `tag`."""
+        """A dense batch from columns `value` and, if present, `key` and `tag`. Without attributes
+        there must be values."""
         from surecast.columns.arrow import columns_from_table
 
-        columns = columns_from_table(table)
-        body, form = forms.encode(columns, 0)
-        rows, schema_id = table.num_rows, 0 if columns.tags is None else 1
+        columns = columns_from_table(table, None if attributes is None else attributes.rows)
+        columns = columns._replace(attributes=attributes)
+        rows = table.num_rows if attributes is None else attributes.rows
+        return cls._from_columns(stream_id, columns, rows, publisher, pub_no, DATA, time_ns)
+
+    @classmethod
+    def _from_columns(
+        cls,
+        stream_id: bytes,
+        columns: Columns,
+        rows: int,
+        publisher: bytes,
+        pub_no: int,
+        kind: int,
+        time_ns: int,
+    ) -> Batch:
+        body, form = _encoded(columns, 0)
         return cls(
-            DATA, stream_id, schema_id, publisher, pub_no, 0, rows, rows, time_ns, 0, NONE,
+            kind, stream_id, columns.schema_id, publisher, pub_no, 0, rows, rows, time_ns, 0, NONE,
             body, zlib.crc32(body), HEADER_SIZE + len(body), form,
         )  # fmt: skip
 
@@ -378,7 +407,7 @@ class Batch:
         if columns is None:
             self.body, self._seqs, self._times = None, seqs, times
             return
-        self.body, self.form = forms.encode(columns._replace(seqs=seqs, times=times), self.lo)
+        self.body, self.form = _encoded(columns._replace(seqs=seqs, times=times), self.lo)
         self.body_crc = zlib.crc32(self.body)
         self.nbytes = HEADER_SIZE + len(self.body)
 
@@ -398,7 +427,9 @@ class Batch:
         elif not 1 <= self.rows <= self.count or self.lo < 0:
             raise PeerError(f"row count out of bounds: {self!r}")
         elif self.kind != DATA and (self.count != 1 or self.schema_id != 0):
-            raise PeerError(f"only DATA batches may have several events, or tags: {self!r}")
+            raise PeerError(
+                f"only DATA batches may have several events, tags or attributes: {self!r}"
+            )
         if self.reason not in ((NONE,) if self.rows == self.count else REASONS):
             raise PeerError(f"the reason contradicts the row count: {self!r}")
         if self.rows < self.count and self.lo < 1:
@@ -412,10 +443,18 @@ class Batch:
             return
         # `forms.matches` is a fast check, which is enough for some bodies of these batches.
         is_simple = self.form and self.kind == DATA and self.rows == self.count
-        body = self.body or b""
-        if not is_simple or not forms.matches(body, self.schema_id, self.form, self.rows):
+        if not is_simple or not self._matches(self.body or b""):
             self._decoded()
         self._checked = True
+
+    def _matches(self, body: Body) -> bool:
+        if self.schema_id & TYPED:
+            types, body, section = typed.split(body)
+            if not forms.matches(body, self.schema_id, self.form, self.rows):
+                return False
+            types.check(section, self.rows)
+            return True
+        return forms.matches(body, self.schema_id, self.form, self.rows)
 
     def _decoded(self) -> Columns:
         """The columns of the body, after checking all of it."""
@@ -436,10 +475,20 @@ class Batch:
         return columns
 
     def _read_body(self, body: Body) -> Columns:
+        if not self.schema_id & TYPED:
+            return self._read_base(body)
+        types, base, section = typed.split(body)
+        columns = self._read_base(base)
+        if not self._checked:
+            types.check(section, self.rows)
+        return columns._replace(attributes=typed.Attributes(types, self.rows, section))
+
+    def _read_base(self, body: Body) -> Columns:
+        """Keys, values and tags, and explicit seqs and times."""
         sparse = self.rows < self.count
         if not self.form:
             explicit = True if sparse else None
-            return codec.decode(body, self.schema_id, self.rows, explicit=explicit)
+            return codec.decode(body, self.schema_id & ~TYPED, self.rows, explicit=explicit)
         if sparse and not self.form & forms.EXPLICIT:
             raise PeerError(f"a body without seqs: {self!r}")
         return forms.decode(body, self.schema_id, self.form, self.rows, self.lo)
@@ -458,7 +507,7 @@ class Batch:
 
         The columns have the same types for every form of a body: `key`, `value` and `tag` are
         binary, and `seq` and `time`, if they are explicit, are int64. So all batches of a stream
-        can be put into one table.
+        can be put into one table. Attributes are not among them.
         """
         from surecast.columns.arrow import arrow_of, read_arrow
 
@@ -466,7 +515,20 @@ class Batch:
             raise UsageError(f"{self!r} has no body")
         if self.form:
             return arrow_of(self._decoded(), self.rows)
-        return read_arrow(self.body, self.schema_id, self.rows, self.explicit)
+        base: Body = self.body
+        if self.schema_id & TYPED:
+            _, base, _ = typed.split(base)
+        return read_arrow(base, self.schema_id & TAGGED, self.rows, self.explicit)
+
+    def attributes(self) -> Attributes | None:
+        """The typed columns of the rows; None if the batch has none."""
+        return self._decoded().attributes if self.schema_id & TYPED else None
+
+    @property
+    def layout(self) -> tuple[int, bytes]:
+        """Schema id, and the code of the types of the attributes (typed.py; b"" if there are none).
+        The rows of batches with equal layouts can be stored in one body."""
+        return self.schema_id, typed.code_of(self.body or b"", self.schema_id)
 
     def seqs(self) -> Int64s:
         """The position of each row."""
@@ -498,7 +560,10 @@ class Batch:
         """The keys, joined without separators, if the body has a fixed-size key column of this
         width; else None."""
         self.check_body()
-        return forms.fixed_keys(self.body or b"", self.schema_id, self.form, self.rows, width)
+        body: Body = self.body or b""
+        if self.schema_id & TYPED:
+            _, body, _ = typed.split(body)
+        return forms.fixed_keys(body, self.schema_id, self.form, self.rows, width)
 
     @property
     def is_fixed(self) -> bool:
@@ -579,13 +644,31 @@ def coalesce(
     return joined
 
 
+def joined_columns(parts: Sequence[Columns]) -> Columns:
+    """Keys, values, tags and attributes, concatenated. All parts have the same columns."""
+    tags = [part.tags for part in parts if part.tags is not None]
+    attributes = [part.attributes for part in parts if part.attributes is not None]
+    return Columns(
+        concat([part.keys for part in parts]),
+        concat([part.values for part in parts]),
+        concat(tags) if tags else None,
+        attributes=typed.join_attributes(attributes) if attributes else None,
+    )
+
+
+def _encoded(columns: Columns, lo: int) -> tuple[bytes, int]:
+    """The body for these columns, and its form."""
+    base, form = forms.encode(columns, lo)
+    if columns.attributes is None:
+        return base, form
+    return typed.wrap(base, columns.attributes), form
+
+
 def _can_join(group: list[Batch], batch: Batch) -> bool:
     """Whether the rows of `batch` can be stored in one body with those of `group`."""
     for other in group:
         if other.rows and batch.rows:  # all batches of a group that have rows are alike
-            return other.schema_id == batch.schema_id and (other.body is None) == (
-                batch.body is None
-            )
+            return other.layout == batch.layout and (other.body is None) == (batch.body is None)
     return True
 
 
@@ -606,13 +689,7 @@ def _join(group: list[Batch], reason: int) -> Batch:
     )  # fmt: skip
     columns = None
     if live[0].body is not None:
-        parts = [batch._decoded() for batch in live]
-        tags = [part.tags for part in parts if part.tags is not None]
-        columns = Columns(
-            concat([part.keys for part in parts]),
-            concat([part.values for part in parts]),
-            concat(tags) if tags else None,
-        )
+        columns = joined_columns([batch._decoded() for batch in live])
     seqs = np.concatenate([batch.seqs() for batch in live])
     times = np.concatenate([batch.times() for batch in live])
     made._fill(columns, seqs, times)

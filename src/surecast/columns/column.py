@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from surecast.errors import UsageError
 
+if TYPE_CHECKING:
+    from surecast.columns.typed import Attributes
+
 __all__ = [
+    "TAGGED",
+    "TYPED",
     "Body",
     "Column",
     "Columns",
@@ -34,6 +39,9 @@ Bools = npt.NDArray[np.bool_]
 
 DATA_MAX = (1 << 31) - 1  # most bytes of a column: its offsets have 32 bits
 NO_BYTES: Bytes = np.empty(0, np.uint8)
+# The bits of a batch's schema id.
+TAGGED: Final = 1  # the body has a column of tags
+TYPED: Final = 2  # the body has attributes (typed.py)
 
 
 class Column(NamedTuple):
@@ -82,6 +90,11 @@ class Columns(NamedTuple):
     tags: Column | None = None
     seqs: Int64s | None = None
     times: Int64s | None = None
+    attributes: Attributes | None = None
+
+    @property
+    def schema_id(self) -> int:
+        return (self.tags is not None) * TAGGED + (self.attributes is not None) * TYPED
 
     def part(self, first: int, last: int) -> Columns:
         """Rows [first, last), sharing memory."""
@@ -91,6 +104,7 @@ class Columns(NamedTuple):
             None if self.tags is None else self.tags.part(first, last),
             None if self.seqs is None else self.seqs[first:last],
             None if self.times is None else self.times[first:last],
+            None if self.attributes is None else self.attributes.part(first, last),
         )
 
     def take(self, rows: Int64s) -> Columns:
@@ -101,6 +115,7 @@ class Columns(NamedTuple):
             None if self.tags is None else self.tags.take(rows),
             None if self.seqs is None else self.seqs[rows],
             None if self.times is None else self.times[rows],
+            None if self.attributes is None else self.attributes.take(rows),
         )
 
 

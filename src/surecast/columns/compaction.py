@@ -27,8 +27,9 @@ from surecast.columns.batch import (
     REASONS,
     Batch,
     coalesce,
+    joined_columns,
 )
-from surecast.columns.column import Columns, Int64s, concat
+from surecast.columns.column import Columns, Int64s
 from surecast.columns.intervals import IntervalSet
 from surecast.errors import PeerError
 
@@ -88,6 +89,9 @@ def _clip(voids: Voids, lo: int, hi: int) -> dict[int, IntervalSet]:
     return {reason: part for reason, whole in voids.items() if (part := whole.clip(lo, hi))}
 
 
+_LATER_RUN: Final = (-1, b"")  # the layout of no batch
+
+
 class _Joiner:
     """Joins batches whose void positions all have the same reason."""
 
@@ -100,10 +104,10 @@ class _Joiner:
         self.rows_max = rows_max
         self.made: list[Batch] = []  # the result so far
         self.run: list[int] = []  # the batches to be joined next
-        # The schema id of the batches in `run` that have rows left. None: the first run has none
-        # yet; -1: a later run has none yet. Void batches at the start of a later run are not joined
-        # with rows after them.
-        self.schema_id: int | None = None
+        # The layout of the batches in `run` that have rows left. None: the first run has none yet;
+        # _LATER_RUN: a later run has none yet. Void batches at the start of a later run are not
+        # joined with rows after them.
+        self.layout: tuple[int, bytes] | None = None
         ends = np.cumsum([batch.rows for batch in batches])
         # For each row of all batches together: its position, and whether it is not void.
         self.seqs = _positions(batches)
@@ -125,18 +129,18 @@ class _Joiner:
                 self._finish()
                 self.made.append(batch)
                 continue
-            if kept and self.schema_id not in (None, batch.schema_id):
+            if kept and self.layout not in (None, batch.layout):
                 self._finish()
             self.run.append(number)
             if kept:
-                self.schema_id = batch.schema_id
+                self.layout = batch.layout
         self._finish()
         return self.made
 
     def _finish(self) -> None:
         """Make batches of `self.run`, of at most `rows_max` rows each."""
         run, self.run = self.run, []
-        self.schema_id = -1
+        self.layout = _LATER_RUN
         if not run:
             return
         first, last = self.batches[run[0]], self.batches[run[-1]]
@@ -227,13 +231,7 @@ def _joined(parts: list[Columns]) -> tuple[Columns, Int64s, Int64s]:
     """The columns concatenated, their seqs and their times; all parts have seqs and times."""
     seqs = [part.seqs for part in parts if part.seqs is not None]
     times = [part.times for part in parts if part.times is not None]
-    tags = [part.tags for part in parts if part.tags is not None]
-    everything = Columns(
-        concat([part.keys for part in parts]),
-        concat([part.values for part in parts]),
-        concat(tags) if tags else None,
-    )
-    return everything, np.concatenate(seqs), np.concatenate(times)
+    return joined_columns(parts), np.concatenate(seqs), np.concatenate(times)
 
 
 def _positions(batches: Sequence[Batch]) -> Int64s:

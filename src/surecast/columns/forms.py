@@ -28,6 +28,8 @@ from surecast.columns import codec
 from surecast.columns.column import (
     DATA_MAX,
     NO_BYTES,
+    TAGGED,
+    TYPED,
     Body,
     Column,
     Columns,
@@ -103,11 +105,12 @@ class _Shape:
 
     __slots__ = ("fixed", "form", "pack", "size", "sized", "wanted", "widths")
 
-    def __init__(self, form: Form, tagged: bool) -> None:
-        if not tagged and not form.gap and form.key in (0, ABSENT) and form.value == 0:
+    def __init__(self, form: Form, schema_id: int) -> None:
+        if not schema_id and not form.gap and form.key in (0, ABSENT) and form.value == 0:
             # Otherwise a peer could claim a million rows in a body without data.
             raise PeerError("rows without any bytes")
         self.form = form
+        tagged = schema_id & TAGGED
         self.widths = (form.key, form.value, VARIABLE) if tagged else (form.key, form.value)
         buffers = nodes = 0
         # (kind, index) of each number that does not follow from the number of rows. Kind 0: the
@@ -186,11 +189,11 @@ _PLANS: dict[tuple[int, int, int], _Plan] = {}
 def _shape(schema_id: int, packed: int) -> _Shape:
     shape = _SHAPES.get((schema_id, packed))
     if shape is None:
-        if schema_id not in (0, 1):
+        if not 0 <= schema_id <= TAGGED | TYPED:
             raise PeerError(f"unknown schema {schema_id}")
         if len(_SHAPES) >= _PLANS_MAX:
             _SHAPES.clear()
-        shape = _SHAPES[schema_id, packed] = _Shape(form_of(packed), schema_id == 1)
+        shape = _SHAPES[schema_id, packed] = _Shape(form_of(packed), schema_id)
     return shape
 
 
@@ -262,7 +265,7 @@ def _gap_width(gaps: Int64s) -> int:
 
 def encode(columns: Columns, lo: int) -> tuple[bytes, int]:
     """A body with the narrowest types for these columns, and its form. `lo` is the batch's first
-    position."""
+    position. Attributes are not part of it (typed.py)."""
     value = _width(columns.values)
     key = _width(columns.keys)
     gaps = None
@@ -277,12 +280,12 @@ def encode(columns: Columns, lo: int) -> tuple[bytes, int]:
         # time); without run-end encoding, a row takes 8.
         ends = np.append(np.flatnonzero(np.diff(columns.times)) + 1, gaps.size)
         runs = 12 * ends.size < 8 * gaps.size
-    elif value == 0 and key in (0, ABSENT) and columns.tags is None:
+    elif value == 0 and key in (0, ABSENT) and not columns.schema_id:
         value = VARIABLE  # `_Shape` refuses bodies without any bytes for a row
     packed = Form(key, value, gap, runs).packed
     if not packed:
         return codec.encode(columns), 0
-    shape = _shape(int(columns.tags is not None), packed)
+    shape = _shape(columns.schema_id, packed)
     parts: list[Any] = [b""]
     numbers: list[int] = []
     strings = (columns.keys, columns.values, columns.tags)
@@ -389,7 +392,8 @@ def decode(body: Body, schema_id: int, packed: int, rows: int, lo: int) -> Colum
             times = _spread(ends, _buffer(body, start, spots, _INT64), rows)
         else:
             times = _buffer(body, start, spots, _INT64)
-    return Columns(strings[0], strings[1], strings[2] if schema_id else None, seqs, times)
+    tags = strings[2] if schema_id & TAGGED else None
+    return Columns(strings[0], strings[1], tags, seqs, times)
 
 
 def _read_fixed(body: Body, shape: _Shape, places: list[int], rows: int) -> Columns:
@@ -414,7 +418,7 @@ def fixed_keys(body: Body, schema_id: int, packed: int, rows: int, width: int) -
 
 def is_fixed(schema_id: int, packed: int) -> bool:
     """Whether bodies of this form have exactly two columns, keys and values of fixed size."""
-    return packed > 0 and _shape(schema_id, packed).fixed
+    return packed > 0 and not schema_id & TYPED and _shape(schema_id, packed).fixed
 
 
 def take_fixed(

@@ -12,11 +12,11 @@ from typing import Final, NoReturn
 
 import pyarrow as pa
 
+from surecast.columns.typed import FIELDS_MAX, LISTS_MAX
 from surecast.errors import UsageError
 
-__all__ = ["FIELDS_MAX", "parse_schema", "schema_text"]
+__all__ = ["parse_schema", "schema_text"]
 
-FIELDS_MAX = 200
 RESERVED: Final = (
     "key",
     "value",
@@ -41,7 +41,6 @@ _NAMES: Final = {
 }
 _TEXTS: Final = {kind: name for name, kind in _NAMES.items()}
 _UNITS: Final = ("s", "ms", "us", "ns")
-_LISTS_MAX: Final = 4  # levels of lists
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # other names are written in backquotes
 # Controls, line separators, marks of writing direction, surrogates.
 _UNREADABLE: Final = re.compile(
@@ -85,7 +84,7 @@ def _type_text(name: str, kind: pa.DataType, lists: int = 0) -> str:
         return "timestamp" if kind.unit == "us" else f"timestamp({kind.unit})"
     if pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision:
         return f"decimal({kind.precision}, {kind.scale})"
-    if pa.types.is_list(kind) and lists < _LISTS_MAX and kind.value_field.nullable:
+    if pa.types.is_list(kind) and lists < LISTS_MAX and kind.value_field.nullable:
         return f"list({_type_text(name, kind.value_type, lists + 1)})"
     hint = ""
     if pa.types.is_timestamp(kind):
@@ -95,7 +94,7 @@ def _type_text(name: str, kind: pa.DataType, lists: int = 0) -> str:
     elif pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         hint = ": use pa.string()"
     elif pa.types.is_list(kind):
-        hint = f": lists have values that may be null, and at most {_LISTS_MAX} levels"
+        hint = f": lists have values that may be null, and at most {LISTS_MAX} levels"
     raise UsageError(f"the field {name!r} has the type {kind}, which streams do not support{hint}")
 
 
@@ -143,7 +142,7 @@ class _Parser:
                     precision, scale = map(int, digits)
                     if 1 <= precision <= 38 and scale <= precision:
                         return pa.decimal128(precision, scale)
-            case "list" if lists < _LISTS_MAX and self.takes("("):
+            case "list" if lists < LISTS_MAX and self.takes("("):
                 kind = self.type(lists + 1)
                 if self.takes(")"):
                     return pa.list_(kind)

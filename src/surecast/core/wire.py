@@ -39,6 +39,7 @@ from surecast.columns.batch import (
     VOID,
     Batch,
 )
+from surecast.columns.column import TYPED
 from surecast.columns.forms import matches
 from surecast.core.config import check
 from surecast.core.fields import parts_of
@@ -222,7 +223,7 @@ def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> 
     )  # fmt: skip
     batch._header = bytes(view[at : at + HEADER_SIZE])
     if validate and body_len:
-        if dense and form and matches(body, schema_id, form, rows):
+        if dense and form and schema_id < TYPED and matches(body, schema_id, form, rows):
             batch._checked = True
             return batch, size
         try:
