@@ -18,8 +18,9 @@ import os
 import sys
 import time
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -81,30 +82,28 @@ def folder_of(path: str) -> str:
 def processor_seconds() -> float:
     """Processor time that this process and all its descendants have used so far.
 
-    `os.times` includes descendants that have ended; running ones are read from /proc (Linux).
+    `os.times` includes descendants that have ended. Running ones are read from /proc (Linux), from
+    the parent that each process names: the lists of children in /proc/<pid>/task leave out some
+    while threads end, and their seconds would count for the test after the next sample.
     """
     used = os.times()
     total = used.user + used.system + used.children_user + used.children_system
-    unseen = _children(os.getpid())
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    seconds: dict[int, float] = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with suppress(OSError):  # it has just ended
+                with open(f"/proc/{name}/stat", "rb") as stat:
+                    fields = stat.read().rpartition(b") ")[2].split()
+                children[int(fields[1])].append(int(name))
+                # user, system, and those of its children that have ended
+                seconds[int(name)] = sum(map(int, fields[11:15])) / TICK
+    unseen = children[os.getpid()]
     while unseen:
         pid = unseen.pop()
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-        except OSError:
-            continue  # it has just ended
-        total += sum(map(int, fields[11:15])) / TICK  # user, system, and those of its children
-        unseen += _children(pid)
+        total += seconds[pid]
+        unseen += children[pid]
     return total
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += map(int, path.read_text().split())
-        except OSError:
-            continue
-    return found
 
 
 class Meter:
@@ -127,9 +126,8 @@ class Meter:
     def _sample(self) -> float:
         """Processor seconds so far, measured again if they fell.
 
-        The kernel may leave out a running child while another one ends: its seconds would be
-        missing now and count for the next test. Totals that stay lower are believed: a
-        descendant has got another parent.
+        A child that ends during a sample may be missing in it: its seconds would count for the
+        next test. Totals that stay lower are believed: a descendant has got another parent.
         """
         highest = processor_seconds()
         for _ in range(SAMPLES - 1):
