@@ -18,14 +18,13 @@ from surecast.columns.batch import COLLECTED, DATA, HEADER_SIZE, NONE, Batch, co
 from surecast.columns.column import TAGGED, TYPED
 from surecast.columns.compaction import survivors
 from surecast.columns.intervals import IntervalSet
-from surecast.columns.schema import parse_schema, schema_text
+from surecast.columns.schema import read_schema, schema_of, schema_text
 from surecast.columns.typed import (
     FIELDS_MAX,
     LISTS_MAX,
     Attributes,
     Types,
     types_of,
-    types_of_schema,
 )
 from surecast.core.wire import decode_batch, encode_batch
 from surecast.errors import PeerError, UsageError
@@ -80,7 +79,7 @@ def tables(draw: st.DrawFn, rows_min: int = 1, rows_max: int = 20) -> pa.RecordB
 
 
 def attributes_of(table: pa.RecordBatch) -> Attributes:
-    types = types_of_schema(table.schema)
+    types = schema_of(table.schema).types
     plain = pa.RecordBatch.from_arrays(table.columns, schema=types.schema())
     return Attributes(types, table.num_rows, table=plain)
 
@@ -133,7 +132,7 @@ def test_typed_batches_are_read_back(table: pa.RecordBatch, tagged: bool, keyed:
     batch = batch_of(table, tagged=tagged, keyed=keyed)
     assert batch.schema_id == TYPED | tagged * TAGGED
     found = read_back(batch)
-    assert found.layout == batch.layout == (batch.schema_id, types_of_schema(table.schema).code)
+    assert found.layout == batch.layout == (batch.schema_id, schema_of(table.schema).types.code)
     assert same(found, table)
     assert found.keys().to_list() == batch.keys().to_list()
     assert found.values().to_list() == [b""] * table.num_rows
@@ -221,16 +220,16 @@ def test_any_code_is_refused_or_a_schema(code: bytes) -> None:
         types = Types(code)
     except PeerError:
         return
-    assert types_of_schema(types.schema()).code == code
+    assert schema_of(types.schema()).types.code == code
     schema_text(types.schema())
 
 
 @given(tables())
 def test_codes_and_texts_have_the_same_types(table: pa.RecordBatch) -> None:
-    types = types_of_schema(table.schema)
+    types = schema_of(table.schema).types
     assert types.schema().types == table.schema.types
     assert [node.nullable for node in types.nodes] == [field.nullable for field in table.schema]
-    assert types_of_schema(parse_schema(schema_text(table.schema))).code == types.code
+    assert read_schema(schema_text(table.schema)).types.code == types.code
     assert types_of(types.code) is types
 
 
@@ -252,14 +251,14 @@ def test_other_layouts_of_arrow_are_accepted_and_checked() -> None:
     array = pa.Array.from_buffers(
         pa.int64(), 2, [pa.py_buffer(b"\x03"), pa.py_buffer(bytes(16))], null_count=-1
     )
-    types = types_of_schema(pa.schema([pa.field("a", pa.int64(), False)]))
+    types = schema_of(pa.schema([pa.field("a", pa.int64(), False)])).types
     options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V4)
     section = array_section(array, types, options)
     assert not types._check(section, 2)
     types.check(section, 2)
     with pytest.raises(PeerError, match="rows"):
         types.check(section, 3)
-    nulls = types_of_schema(pa.schema([pa.field("a", pa.int64())]))
+    nulls = schema_of(pa.schema([pa.field("a", pa.int64())])).types
     with_null = array_section(pa.array([1, None]), nulls, None)
     nulls.check(with_null, 2)
     with pytest.raises(PeerError, match="is null"):
@@ -285,7 +284,7 @@ def test_attributes_and_values_have_the_same_number_of_rows() -> None:
 
 
 def test_decimals_beyond_their_precision_are_refused() -> None:
-    types = types_of_schema(pa.schema([pa.field("a", pa.decimal128(3, 1), False)]))
+    types = schema_of(pa.schema([pa.field("a", pa.decimal128(3, 1), False)])).types
     wider = pa.array([decimal.Decimal("12345.6")], pa.decimal128(10, 1))
     narrow = pa.Array.from_buffers(pa.decimal128(3, 1), 1, wider.buffers())
     section = pa.RecordBatch.from_arrays([narrow], schema=types.schema()).serialize()
@@ -305,7 +304,7 @@ def test_a_plain_body_is_no_typed_body() -> None:
 
 def test_strings_are_checked_row_by_row() -> None:
     """Two rows that are valid UTF-8 together, but not alone."""
-    types = types_of_schema(pa.schema([pa.field("a", pa.string(), False)]))
+    types = schema_of(pa.schema([pa.field("a", pa.string(), False)])).types
     halves = pa.array([b"\xc3", b"\xa4"]).view(pa.string())
     section = pa.RecordBatch.from_arrays([halves], schema=types.schema()).serialize()
     with pytest.raises(PeerError, match="UTF-8"):

@@ -9,6 +9,8 @@ are. Code in other packages handles whole batches and ranges of positions. Only 
     batch.py      Batch: header fields and body, derived batches, numpy views
     column.py     Column: variable-length byte strings, in Arrow's layout
     codec.py      encodes and decodes the usual Arrow bodies without pyarrow
+    typed.py      attributes: typed columns in addition, checked and cut without the schema
+    schema.py     a stream's schema as text: names and types of the attributes
     forms.py      smaller bodies: fixed-size columns, distances for seqs, run-end encoded times
     arrow.py      decodes all other Arrow bodies with pyarrow
     intervals.py  IntervalSet: sets of positions as half-open runs

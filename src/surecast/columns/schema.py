@@ -7,40 +7,53 @@ in UTC; or timestamp(s), (ms), (us), (ns)), date, decimal(precision, scale), lis
 be null unless it is declared `not null`.
 """
 
+from __future__ import annotations
+
 import re
-from typing import Final, NoReturn
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import pyarrow as pa
-
-from surecast.columns.typed import FIELDS_MAX, LISTS_MAX
+from surecast.columns.typed import (
+    FIELDS_MAX,
+    LISTS_MAX,
+    NOT_NULL,
+    Type,
+    Types,
+    arrow_types,
+    types_of,
+)
 from surecast.errors import UsageError
 
-__all__ = ["parse_schema", "schema_text"]
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-RESERVED: Final = (
-    "key",
-    "value",
-    "tag",
-    "time",
-    "stream",
-    "seq",
-    "kind",
-    "range",
-)  # of every event
+__all__ = ["Schema", "parse_schema", "read_schema", "schema_of", "schema_text"]
+
+# Names of what every event has.
+RESERVED: Final = ("key", "value", "tag", "time", "stream", "seq", "kind", "range", "attributes")
 _NAMES: Final = {
-    "bool": pa.bool_(),
-    "int8": pa.int8(),
-    "int16": pa.int16(),
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
+    "bool": Type.BOOL,
+    "int8": Type.INT8,
+    "int16": Type.INT16,
+    "int32": Type.INT32,
+    "int64": Type.INT64,
+    "float32": Type.FLOAT32,
+    "float64": Type.FLOAT64,
+    "string": Type.STRING,
+    "binary": Type.BINARY,
+    "date": Type.DATE,
 }
-_TEXTS: Final = {kind: name for name, kind in _NAMES.items()}
-_UNITS: Final = ("s", "ms", "us", "ns")
+_UNITS: Final = {
+    "s": Type.TIMESTAMP_S,
+    "ms": Type.TIMESTAMP_MS,
+    "us": Type.TIMESTAMP_US,
+    "ns": Type.TIMESTAMP_NS,
+}
+_TEXTS: Final = {
+    **{kind: name for name, kind in _NAMES.items()},
+    **{kind: f"timestamp({unit})" for unit, kind in _UNITS.items()},
+    Type.TIMESTAMP_US: "timestamp",
+}
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # other names are written in backquotes
 # Controls, line separators, marks of writing direction, surrogates.
 _UNREADABLE: Final = re.compile(
@@ -49,16 +62,86 @@ _UNREADABLE: Final = re.compile(
 _TOKEN: Final = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|(\w+)|([(),]))\s*")
 
 
+class Schema:
+    """A stream's schema: the names and types of its fields. It is known without pyarrow, which
+    servers do not load; `arrow` loads it."""
+
+    __slots__ = ("_arrow", "names", "text", "type_names", "types")
+
+    def __init__(self, names: tuple[str, ...], types: Types) -> None:
+        _check_names(names)
+        self.names = names
+        self.types = types
+        self._arrow: pa.Schema | None = None
+        # The types as they are written in the text.
+        self.type_names = tuple(_type_text(node.code) for node in types.nodes)
+        # The canonical text.
+        self.text = ", ".join(
+            f"{_name_text(name)} {type_name}" + ("" if node.nullable else " not null")
+            for name, type_name, node in zip(names, self.type_names, types.nodes, strict=True)
+        )
+
+    def __repr__(self) -> str:
+        return f"Schema({self.text!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schema) and other.text == self.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return read_schema, (self.text,)
+
+    def arrow(self) -> pa.Schema:
+        if self._arrow is None:
+            import pyarrow as pa
+
+            fields = zip(self.names, self.types.schema(), strict=True)
+            self._arrow = pa.schema(field.with_name(name) for name, field in fields)
+        return self._arrow
+
+
+@lru_cache(1024)
+def read_schema(text: str) -> Schema:
+    """The schema of a text. Raises UsageError that says what is wrong, and where."""
+    fields = _Parser(text).fields()
+    names = tuple(name for name, _ in fields)
+    _check_names(names)  # before their number matters to `types_of`
+    return Schema(names, types_of(b"".join(code for _, code in fields)))
+
+
+def schema_of(schema: pa.Schema) -> Schema:
+    """The schema with these Arrow fields. Raises UsageError for a field that a stream's schema
+    cannot have."""
+    _check_names(tuple(schema.names))
+    codes = []
+    for field in schema:
+        code = _code_of(field.name, field.type)
+        codes.append(code if field.nullable else bytes([code[0] | NOT_NULL]) + code[1:])
+    return Schema(tuple(schema.names), types_of(b"".join(codes)))
+
+
 def schema_text(schema: pa.Schema) -> str:
     """The canonical text. Raises UsageError for a field that a stream's schema cannot have."""
-    if len(schema) > FIELDS_MAX:
-        raise UsageError(f"a schema has at most {FIELDS_MAX} fields, not {len(schema):,}")
-    if not len(schema):
+    return schema_of(schema).text
+
+
+def parse_schema(text: str) -> pa.Schema:
+    """The Arrow schema of a text. Raises UsageError that says what is wrong, and where."""
+    return read_schema(text).arrow()
+
+
+def _check_names(names: tuple[str, ...]) -> None:
+    if len(names) > FIELDS_MAX:
+        raise UsageError(f"a schema has at most {FIELDS_MAX} fields, not {len(names):,}")
+    if not names:
         raise UsageError("a schema has at least one field")
     seen: dict[str, None] = {}
-    for name in schema.names:
+    for name in names:
         if name in RESERVED:
-            raise UsageError(f"the field {name!r} needs another name: every event has a {name}")
+            has = name if name == "attributes" else f"a {name}"
+            raise UsageError(f"the field {name!r} needs another name: every event has {has}")
         if name in seen or not name:
             raise UsageError(
                 f"two fields have the name {name!r}" if name else "a field has no name"
@@ -66,26 +149,35 @@ def schema_text(schema: pa.Schema) -> str:
         if _UNREADABLE.search(name):
             raise UsageError(f"the name {name!a} has characters that cannot be read")
         seen[name] = None
-    return ", ".join(
-        f"{_name_text(field.name)} {_type_text(field.name, field.type)}"
-        + ("" if field.nullable else " not null")
-        for field in schema
-    )
 
 
 def _name_text(name: str) -> str:
     return name if _PLAIN.fullmatch(name) else "`" + name.replace("`", "``") + "`"
 
 
-def _type_text(name: str, kind: pa.DataType, lists: int = 0) -> str:
-    if kind in _TEXTS:
-        return _TEXTS[kind]
-    if pa.types.is_timestamp(kind) and kind.tz in ("UTC", "+00:00", "Z"):
-        return "timestamp" if kind.unit == "us" else f"timestamp({kind.unit})"
+def _type_text(code: bytes) -> str:
+    """The type of a code without NOT_NULL."""
+    kind = Type(code[0])
+    if kind is Type.LIST:
+        return f"list({_type_text(code[1:])})"
+    if kind is Type.DECIMAL:
+        return f"decimal({code[1]}, {code[2]})"
+    return _TEXTS[kind]
+
+
+def _code_of(name: str, kind: pa.DataType, lists: int = 0) -> bytes:
+    """The code of an Arrow type."""
+    import pyarrow as pa
+
+    for number, known in arrow_types().items():
+        if kind == known:
+            return bytes([number])
+    if pa.types.is_timestamp(kind) and kind.tz in ("+00:00", "Z"):  # other names of UTC
+        return bytes([_UNITS[kind.unit]])
     if pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision:
-        return f"decimal({kind.precision}, {kind.scale})"
+        return bytes([Type.DECIMAL, kind.precision, kind.scale])
     if pa.types.is_list(kind) and lists < LISTS_MAX and kind.value_field.nullable:
-        return f"list({_type_text(name, kind.value_type, lists + 1)})"
+        return bytes([Type.LIST]) + _code_of(name, kind.value_type, lists + 1)
     hint = ""
     if pa.types.is_timestamp(kind):
         hint = ": timestamps are in UTC, such as pa.timestamp('us', 'UTC')"
@@ -98,20 +190,14 @@ def _type_text(name: str, kind: pa.DataType, lists: int = 0) -> str:
     raise UsageError(f"the field {name!r} has the type {kind}, which streams do not support{hint}")
 
 
-def parse_schema(text: str) -> pa.Schema:
-    """The schema of a text. Raises UsageError that says what is wrong, and where."""
-    schema = pa.schema(_Parser(text).fields())
-    schema_text(schema)  # checks the names
-    return schema
-
-
 class _Parser:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
 
-    def fields(self) -> list[pa.Field]:
-        found = []
+    def fields(self) -> list[tuple[str, bytes]]:
+        """Names and codes of types."""
+        found: list[tuple[str, bytes]] = []
         while True:
             name = self.take("a field name")
             name = name[1:-1].replace("``", "`") if name[0] == "`" else name
@@ -121,31 +207,31 @@ class _Parser:
             nullable = not self.takes("not")
             if not nullable and not self.takes("null"):
                 self.refuse("`null` after `not`")
-            found.append(pa.field(name, kind, nullable))
+            found.append((name, kind if nullable else bytes([kind[0] | NOT_NULL]) + kind[1:]))
             if self.at == len(self.text):
                 return found
             if not self.takes(","):
                 self.refuse("a comma or the end")
 
-    def type(self, lists: int) -> pa.DataType:
+    def type(self, lists: int) -> bytes:
         begin, name = self.at, self.take("a type").lower()
         if name in _NAMES:
-            return _NAMES[name]
+            return bytes([_NAMES[name]])
         match name:
             case "timestamp":
                 unit = self.arguments(1)[0] if self.takes("(") else "us"
                 if unit in _UNITS:
-                    return pa.timestamp(unit, "UTC")
+                    return bytes([_UNITS[unit]])
             case "decimal" if self.takes("("):
                 digits = self.arguments(2)
                 if all(re.fullmatch("[0-9]{1,2}", word) for word in digits):
                     precision, scale = map(int, digits)
                     if 1 <= precision <= 38 and scale <= precision:
-                        return pa.decimal128(precision, scale)
+                        return bytes([Type.DECIMAL, precision, scale])
             case "list" if lists < LISTS_MAX and self.takes("("):
                 kind = self.type(lists + 1)
                 if self.takes(")"):
-                    return pa.list_(kind)
+                    return bytes([Type.LIST]) + kind
         self.at = begin
         self.refuse(f"a type ({', '.join(_NAMES)}, timestamp, decimal(10, 2) or list(string))")
 

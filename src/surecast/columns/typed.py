@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -35,46 +36,86 @@ if TYPE_CHECKING:
 __all__ = [
     "FIELDS_MAX",
     "LISTS_MAX",
+    "NOT_NULL",
     "Attributes",
+    "Node",
+    "Type",
     "Types",
+    "arrow_types",
     "code_of",
     "join_attributes",
     "split",
     "types_of",
-    "types_of_schema",
     "wrap",
 ]
 
 FIELDS_MAX: Final = 200
 LISTS_MAX: Final = 4  # levels of lists
-_NOT_NULL: Final = 0x80  # bit of a column's first byte
+NOT_NULL: Final = 0x80  # bit of a column's first byte
 # How the values of a column are stored: bits, numbers of a fixed width, or offsets and data.
 _BITS, _FIXED, _BINARY, _LIST = range(4)
-_DECIMAL, _LIST_CODE, _STRING = 15, 16, 8
-# The first byte of a type → its layout and the bytes of each value.
+
+
+class Type(IntEnum):
+    """The byte that stands for a type. Precision and scale follow DECIMAL, the type of the values
+    follows LIST."""
+
+    BOOL = 1
+    INT8 = 2
+    INT16 = 3
+    INT32 = 4
+    INT64 = 5
+    FLOAT32 = 6
+    FLOAT64 = 7
+    STRING = 8
+    BINARY = 9
+    DATE = 10  # days since 1970
+    TIMESTAMP_S = 11  # since 1970, in seconds, ...
+    TIMESTAMP_MS = 12
+    TIMESTAMP_US = 13
+    TIMESTAMP_NS = 14
+    DECIMAL = 15
+    LIST = 16
+
+
+# How the values of a type are stored, and the bytes of each.
 _LAYOUTS: Final = {
-    1: (_BITS, 0),  # bool
-    2: (_FIXED, 1), 3: (_FIXED, 2), 4: (_FIXED, 4), 5: (_FIXED, 8),  # int8 to int64
-    6: (_FIXED, 4), 7: (_FIXED, 8),  # float32, float64
-    _STRING: (_BINARY, 0), 9: (_BINARY, 0),  # string, binary
-    10: (_FIXED, 4),  # date: days since 1970
-    11: (_FIXED, 8), 12: (_FIXED, 8), 13: (_FIXED, 8), 14: (_FIXED, 8),  # timestamp s, ms, us, ns
-    _DECIMAL: (_FIXED, 16),  # two more bytes: precision and scale
-    _LIST_CODE: (_LIST, 0),  # then the type of the values
-}  # fmt: skip
+    Type.BOOL: (_BITS, 0),
+    Type.INT8: (_FIXED, 1),
+    Type.INT16: (_FIXED, 2),
+    Type.INT32: (_FIXED, 4),
+    Type.INT64: (_FIXED, 8),
+    Type.FLOAT32: (_FIXED, 4),
+    Type.FLOAT64: (_FIXED, 8),
+    Type.STRING: (_BINARY, 0),
+    Type.BINARY: (_BINARY, 0),
+    Type.DATE: (_FIXED, 4),
+    Type.TIMESTAMP_S: (_FIXED, 8),
+    Type.TIMESTAMP_MS: (_FIXED, 8),
+    Type.TIMESTAMP_US: (_FIXED, 8),
+    Type.TIMESTAMP_NS: (_FIXED, 8),
+    Type.DECIMAL: (_FIXED, 16),
+    Type.LIST: (_LIST, 0),
+}
 _PREFIX: Final = struct.Struct("<IHH")
 _PLANS_MAX: Final = 256  # layouts that a `Types` remembers
 
 
-class _Node(NamedTuple):
+class Node(NamedTuple):
     """A column, or the values of a column of lists."""
 
-    first: int  # the first byte of its code, without _NOT_NULL
+    type: Type
     nullable: bool
     layout: int
     width: int  # bytes of a value of the layout _FIXED
     digits: tuple[int, int] | None = None  # precision and scale of a decimal
-    child: _Node | None = None  # of a list
+    child: Node | None = None  # of a list
+
+    @property
+    def code(self) -> bytes:
+        """The code of its type, without NOT_NULL."""
+        rest = self.child.code if self.child else bytes(self.digits or ())
+        return bytes([self.type]) + rest
 
 
 class _Step(NamedTuple):
@@ -84,7 +125,7 @@ class _Step(NamedTuple):
     numbers. The node of a list is followed by that of its values.
     """
 
-    node: _Node
+    node: Node
     column: int
     buffer: int  # index of its first buffer: the validity bitmap
     rows: int  # index of the varying number that is its number of rows; -1: the batch's
@@ -109,7 +150,7 @@ class Types:
         varying: list[tuple[int, int]] = []
         buffers = 0
         for column, top in enumerate(self.nodes):
-            node: _Node | None = top
+            node: Node | None = top
             rows = -1
             while node is not None:
                 nulls = size = -1
@@ -189,10 +230,10 @@ class Types:
                 offsets = np.frombuffer(section, np.int32, count + 1, at)
                 if not codec.offsets_fit(aligned(offsets), numbers[sized]):
                     raise PeerError(f"attribute {column + 1}: offsets point outside the data")
-                if node.first == _STRING:
+                if node.type is Type.STRING:
                     at = self._size + places[2 * buffer + 4]
                     _check_utf8(bytes(section[at : at + numbers[sized]]), offsets, column)
-            elif node.first == _DECIMAL:
+            elif node.type is Type.DECIMAL:
                 return False  # pyarrow compares the values with the precision
         return True
 
@@ -240,10 +281,10 @@ class Types:
         return found
 
 
-def _add_column(top: _Node, array: pa.Array, parts: list[Any], numbers: list[int]) -> None:
+def _add_column(top: Node, array: pa.Array, parts: list[Any], numbers: list[int]) -> None:
     """Append the buffers of a column to `parts`, each padded to a multiple of 8 bytes, and its
     varying numbers to `numbers`."""
-    node: _Node | None = top
+    node: Node | None = top
     while node is not None:
         first, rows = array.offset, len(array)  # the array may begin at any row of its buffers
         bitmap, held, *more = array.buffers()[:3]
@@ -321,34 +362,34 @@ def _check_utf8(held: bytes, offsets: Any, column: int) -> None:
 # ---------------------------------------------------------------- codes
 
 
-def _parse(code: bytes) -> tuple[_Node, ...]:
-    nodes: list[_Node] = []
+def _parse(code: bytes) -> tuple[Node, ...]:
+    nodes: list[Node] = []
     at = 0
     try:
         while at < len(code):
             node, at = _parse_node(code, at, 0)
             nodes.append(node)
-    except (IndexError, KeyError):
+    except (IndexError, ValueError):
         raise PeerError(f"unknown type of an attribute: {code.hex()}") from None
     if not 1 <= len(nodes) <= FIELDS_MAX:
         raise PeerError(f"{len(nodes)} attributes; allowed are 1 to {FIELDS_MAX}")
     return tuple(nodes)
 
 
-def _parse_node(code: bytes, at: int, lists: int) -> tuple[_Node, int]:
-    first, nullable = code[at] & ~_NOT_NULL, not code[at] & _NOT_NULL
-    layout, width = _LAYOUTS[first]
-    if first == _DECIMAL:
+def _parse_node(code: bytes, at: int, lists: int) -> tuple[Node, int]:
+    kind, nullable = Type(code[at] & ~NOT_NULL), not code[at] & NOT_NULL
+    layout, width = _LAYOUTS[kind]
+    if kind is Type.DECIMAL:
         precision, scale = code[at + 1], code[at + 2]
         if not 1 <= precision <= 38 or scale > precision:
-            raise KeyError
-        return _Node(first, nullable, layout, width, (precision, scale)), at + 3
-    if first != _LIST_CODE:
-        return _Node(first, nullable, layout, width), at + 1
+            raise ValueError
+        return Node(kind, nullable, layout, width, (precision, scale)), at + 3
+    if kind is not Type.LIST:
+        return Node(kind, nullable, layout, width), at + 1
     child, end = _parse_node(code, at + 1, lists + 1)
     if lists == LISTS_MAX or not child.nullable:
-        raise KeyError
-    return _Node(first, nullable, layout, width, None, child), end
+        raise ValueError
+    return Node(kind, nullable, layout, width, None, child), end
 
 
 @lru_cache(1024)
@@ -357,19 +398,19 @@ def types_of(code: bytes) -> Types:
     return Types(code)
 
 
-def _arrow_type(node: _Node) -> pa.DataType:
+def _arrow_type(node: Node) -> pa.DataType:
     import pyarrow as pa
 
     if node.child is not None:
         return pa.list_(_arrow_type(node.child))
     if node.digits is not None:
         return pa.decimal128(*node.digits)
-    return _arrow_types()[node.first]
+    return arrow_types()[node.type]
 
 
 @lru_cache(1)
-def _arrow_types() -> dict[int, pa.DataType]:
-    """The types without parameters, by the first byte of their codes."""
+def arrow_types() -> dict[Type, pa.DataType]:
+    """The Arrow types of those that have no parameters."""
     import pyarrow as pa
 
     plain = [
@@ -377,29 +418,7 @@ def _arrow_types() -> dict[int, pa.DataType]:
         pa.string(), pa.binary(), pa.date32(),
     ]  # fmt: skip
     plain += [pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")]
-    return dict(enumerate(plain, 1))
-
-
-def types_of_schema(schema: pa.Schema) -> Types:
-    """The types of a schema that columns/schema.py accepts."""
-    import pyarrow as pa
-
-    numbers = {kind: number for number, kind in _arrow_types().items()}
-
-    def code(kind: pa.DataType) -> bytes:
-        if pa.types.is_list(kind):
-            return bytes([_LIST_CODE]) + code(kind.value_type)
-        if pa.types.is_decimal128(kind):
-            return bytes([_DECIMAL, kind.precision, kind.scale])
-        if pa.types.is_timestamp(kind):
-            kind = pa.timestamp(kind.unit, "UTC")  # other names of this zone
-        return bytes([numbers[kind]])
-
-    found = b""
-    for field in schema:
-        part = code(field.type)
-        found += part if field.nullable else bytes([part[0] | _NOT_NULL]) + part[1:]
-    return types_of(found)
+    return dict(zip(Type, plain, strict=False))
 
 
 # ---------------------------------------------------------------- bodies

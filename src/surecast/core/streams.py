@@ -51,6 +51,7 @@ __all__ = [
     "StreamsMoved",
     "Suspend",
     "TakenBack",
+    "spec_bytes",
 ]
 
 # The logs of the directory and of named subscriptions. Their ids have 16 bytes, like a stream's
@@ -67,7 +68,7 @@ class StreamSpec(msgspec.Struct, gc=False, array_like=True, frozen=True):
 
     retention: Policy | None = None
     delivery: str = ""
-    schema: str = ""  # of the values; not used yet
+    schema: str = ""  # of the events' attributes, as canonical text (columns/schema.py); "": none
     options: tuple[tuple[str, str], ...] = ()  # (name, value) for the delivery, sorted
 
 
@@ -84,6 +85,11 @@ class StreamInfo(msgspec.Struct, gc=False, array_like=True, frozen=True):
     delivery: str = DEFAULT_DELIVERY
     schema: str = ""  # this and `options` as in StreamSpec
     options: tuple[tuple[str, str], ...] = ()
+
+
+def spec_bytes(spec: StreamSpec | StreamInfo) -> int:
+    """How many bytes schema and options take in a message."""
+    return len(msgspec.msgpack.encode((spec.schema, spec.options)))
 
 
 class CursorPosition(msgspec.Struct, gc=False, array_like=True, frozen=True):

@@ -11,9 +11,10 @@ import pytest
 
 from surecast.columns.batch import Batch
 from surecast.columns.retention import KeepAll
+from surecast.columns.schema import read_schema
 from surecast.core.replicated import Appended, Committed
-from surecast.core.streams import StreamInfo
-from surecast.core.types import Received
+from surecast.core.streams import StreamInfo, StreamSpec, spec_bytes
+from surecast.core.types import PeerUp, Received
 from surecast.protocols.sprinkler import forks, forwarding, region_sync
 from surecast.protocols.sprinkler.messages import (
     Advertise,
@@ -69,6 +70,22 @@ def parts_of_an_advertisement() -> None:
         assert bench.sync.counters["sprinkler.advertisement-too-long"] == 1
         advertise(bench, 4, parts=3)  # the next advertisement is accepted again
         assert len(bench.sync.peers["y"].ends) == 4
+
+
+def bytes_of_a_part() -> None:
+    """Long schemas do not make a part longer than a message may be."""
+    with pytest.MonkeyPatch.context() as patch:
+        bench = Bench()
+        bench.role(1)
+        schema = read_schema("a int64, b string").text
+        size = spec_bytes(StreamSpec(schema=schema))
+        patch.setattr(region_sync, "INFOS_BYTES_MAX", 2 * size)
+        for number in range(7):
+            info = StreamInfo(bytes([number]) * 16, f"t{number}", "x", KeepAll(), schema=schema)
+            bench.list_stream(info)
+        ads = [ad for _, ad in sent(bench.give(PeerUp("y/0", ("sprinkler",))), Advertise)]
+        assert [len(ad.infos) for ad in ads] == [3, 3, 1]
+        assert [ad.more for ad in ads] == [True, True, False]
 
 
 def is_told_behind(bench: Bench, disk: int, life: bytes, start: int) -> bool:
@@ -179,6 +196,7 @@ CHECKS: list[Row] = [
         parts_of_an_advertisement,
         Edit(SYNC + "_on_advertise", "len(parts) > PARTS_MAX", "len(parts) > 1 << 60"),
     ),
+    (bytes_of_a_part, Edit(SYNC + "_advertise", "or nbytes > INFOS_BYTES_MAX", "")),
     (disks_of_a_server, Edit(SYNC + "_count", "del known[:-DISKS_MAX]", "pass")),
     (followers, Edit(SYNC + "_on_region_subscribe", "FOLLOWERS_MAX", "1 << 60")),
     (first_position, Edit(SYNC + "_on_region_subscribe", "message.start < 1 or", "")),

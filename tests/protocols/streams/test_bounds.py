@@ -8,7 +8,7 @@ import pytest
 from surecast.columns.batch import Batch
 from surecast.columns.retention import KeepAll, LatestPerKey
 from surecast.core.replicated import Appended, AppendOwn, Committed
-from surecast.core.streams import CURSORS, StreamInfo, StreamSpec
+from surecast.core.streams import CURSORS, StreamInfo, StreamSpec, spec_bytes
 from surecast.core.types import Received
 from surecast.errors import UsageError
 from surecast.protocols.streams import cursors, queries
@@ -61,11 +61,14 @@ def number_of_streams() -> None:
 
 def size_of_a_spec() -> None:
     """Schema and options are bounded because many directory entries go into one message."""
-    at_bound = "x" * (SPEC_BYTES_MAX - len(msgspec.msgpack.encode(("x" * 256, ()))) + 256)
-    assert len(msgspec.msgpack.encode((at_bound, ()))) == SPEC_BYTES_MAX
+    empty = spec_bytes(StreamSpec(options=(("x", "x" * 256),))) - 256
+    at_bound, beyond = (
+        StreamSpec(options=(("x", "x" * (SPEC_BYTES_MAX - empty + more)),)) for more in (0, 1)
+    )
+    assert spec_bytes(at_bound) == SPEC_BYTES_MAX
     bench = owner()
-    assert create(bench, "t", StreamSpec(schema=at_bound)) == ""
-    assert create(bench, "u", StreamSpec(schema=at_bound + "x")) == "bad-spec"
+    assert create(bench, "t", at_bound) == ""
+    assert create(bench, "u", beyond) == "bad-spec"
 
 
 # ---------------------------------------------------------------- readers
@@ -147,6 +150,16 @@ def streams_in_a_message() -> None:
             bench = owner()
             listed(bench, count)
             assert [(len(m.infos), m.complete) for m in watch(bench, 1)] == messages
+
+
+def bytes_of_streams_in_a_message() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        bench = owner()
+        listed(bench, 5)
+        size = spec_bytes(StreamSpec())
+        for bound, messages in ((2 * size, [2, 2, 1]), (5 * size, [5]), (size - 1, [1] * 5)):
+            patch.setattr(queries, "INFOS_BYTES_MAX", bound)
+            assert [len(m.infos) for m in watch(bench, 1)] == messages
 
 
 def watches_of_a_client() -> None:
@@ -242,9 +255,11 @@ CHECKS: list[Row] = [
     (bytes_of_a_piece, Edit(SERVICE + "_pieces", "self.config.piece_bytes_max", "1 << 60")),
     (
         streams_in_a_message,
-        Edit(
-            QUERIES + "_on_watch_streams", "found[at : at + INFOS_MAX], at + INFOS_MAX", "found, at"
-        ),
+        Edit(QUERIES + "_on_watch_streams", "len(part) >= INFOS_MAX or", ""),
+    ),
+    (
+        bytes_of_streams_in_a_message,
+        Edit(QUERIES + "_on_watch_streams", "or nbytes + size > INFOS_BYTES_MAX", ""),
     ),
     (watches_of_a_client, Edit(QUERIES + "_on_watch_streams", "len(watches) >= WATCHES_MAX", "0")),
     (

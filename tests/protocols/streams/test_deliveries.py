@@ -1,9 +1,12 @@
 """A stream is created only if all servers concerned have its delivery."""
 
 import msgspec
+import pyarrow as pa
 
 from surecast.columns.batch import Batch
-from surecast.core.replicated import AppendOwn
+from surecast.columns.schema import read_schema
+from surecast.columns.typed import Attributes
+from surecast.core.replicated import AppendOwn, Submit
 from surecast.core.streams import StreamSpec
 from surecast.core.types import PeerDown, PeerUp, Received
 from surecast.protocols.streams.messages import (
@@ -89,12 +92,58 @@ def test_a_server_without_a_streams_delivery_keeps_the_stream_and_refuses_its_pu
     assert bench.give(Received("y/0", PubAck(STREAM, bytes(16), 1, 1))) == []
 
 
-def test_a_stream_whose_schema_and_options_are_too_large_is_refused() -> None:
-    """A message has to hold a thousand directory entries."""
+def test_a_stream_whose_schema_or_options_are_wrong_or_too_large_is_refused() -> None:
     bench = Bench()
     bench.role(1)
-    for spec in (StreamSpec(schema="s" * 1000), StreamSpec(options=(("k", "v" * 1000),))):
+    large = ", ".join(f"column{number} int64" for number in range(190))
+    wider = large.replace("column", "a long name of column ").replace(" int64", "` int64")
+    for spec in (
+        StreamSpec(schema=wider.replace("a long", "`a long")),
+        StreamSpec(schema="n int64 "),  # not the canonical text
+        StreamSpec(schema="n int65"),
+        StreamSpec(schema="key binary"),
+        StreamSpec(options=(("k", "v" * 5000),)),
+    ):
         out = bench.give(Received("client", CreateStream("large", spec)))
         assert [message.why for _, message in sent(out, StreamOpened)] == ["bad-spec"]
-    small = StreamSpec(schema="s" * 300, options=(("k", "v"),))
+    small = StreamSpec(schema=large, options=(("k", "v"),))
     assert passed_down(bench.give(Received("client", CreateStream("small", small))), AppendOwn)
+
+
+def publish(bench: Bench, stream: bytes, batch: Batch) -> str:
+    """The refusal of a batch; "" if it gets positions."""
+    batch = batch.numbered(bytes(range(16)), 1)
+    out = bench.give(Received("client", Publish(stream, batch)))
+    (submit,) = passed_down(out, Submit)
+    return submit.refuse
+
+
+def test_a_stream_takes_only_events_of_its_schema() -> None:
+    bench = Bench()
+    bench.role(1)
+    schema = read_schema("n int64, s string")
+    typed_id = bytes([7]) * 16
+    bench.list_stream(msgspec.structs.replace(
+        INFO, stream_id=typed_id, name="typed", owner="x", schema=schema.text
+    ))  # fmt: skip
+    later_id = bytes([8]) * 16
+    bench.list_stream(msgspec.structs.replace(
+        INFO, stream_id=later_id, name="later", owner="x", schema="n int128"
+    ))  # fmt: skip
+    opaque_id = bytes([9]) * 16
+    bench.list_stream(msgspec.structs.replace(INFO, stream_id=opaque_id, name="o", owner="x"))
+
+    def batch(stream: bytes, text: str) -> Batch:
+        types = read_schema(text).types
+        table = pa.RecordBatch.from_arrays(
+            [pa.array([None], kind) for kind in types.schema().types], schema=types.schema()
+        )
+        return Batch.of(stream, [b""], attributes=Attributes(types, 1, table=table))
+
+    assert publish(bench, typed_id, batch(typed_id, schema.text)) == ""
+    for text in ("n int64", "s string, n int64", "n int64, s string, m int8", "n int32, s string"):
+        assert publish(bench, typed_id, batch(typed_id, text)) == "bad-event"
+    assert publish(bench, typed_id, Batch.of(typed_id, [b"x"])) == "bad-event"
+    assert publish(bench, later_id, batch(later_id, "n int64")) == "bad-event"
+    assert publish(bench, opaque_id, batch(opaque_id, "n int64")) == "bad-event"
+    assert publish(bench, opaque_id, Batch.of(opaque_id, [b"x"])) == ""

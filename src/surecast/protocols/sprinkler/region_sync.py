@@ -48,6 +48,7 @@ from surecast.core.streams import (
     StreamsMoved,
     Suspend,
     TakenBack,
+    spec_bytes,
 )
 from surecast.core.types import (
     SECOND,
@@ -104,8 +105,10 @@ __all__ = ["RegionSync"]
 NAME = "broadcast"  # of the delivery
 PROTOCOL = "sprinkler"
 STREAMS_A_MESSAGE = 1000  # most streams in one part of an advertisement
-# Most parts of an advertisement before its last part. A longer advertisement is ignored.
-PARTS_MAX = 100
+INFOS_BYTES_MAX = 640 << 10  # of schemas and options, after which a part has no more streams
+# Most parts of an advertisement before its last part. A longer advertisement is ignored. These are
+# enough for all streams that a region may have and have had, with the longest schemas.
+PARTS_MAX = 500
 COUNTS = "regions"  # name of the state on disk: the serial numbers of other regions' disks
 DISKS_MAX = 8  # how many disks of one server this state has; the oldest are dropped
 COUNTS_NS = 1 * SECOND  # this state is written at most this often
@@ -491,15 +494,17 @@ class RegionSync(HandlerMachine):
             known = self.advertised[node] = {}
         ends: dict[LogId, int] = {}
         infos: list[StreamInfo] = []
+        nbytes = 0
         for stream_id, stream in self.streams.items():
             before = known.get(stream_id)
             if before is None:
                 infos.append(stream.info)
+                nbytes += spec_bytes(stream.info)
             if before != stream.committed:
                 ends[stream_id] = known[stream_id] = stream.committed
-            if len(ends) >= STREAMS_A_MESSAGE:
+            if len(ends) >= STREAMS_A_MESSAGE or nbytes > INFOS_BYTES_MAX:
                 self._say(node, ends, infos, full, more=True)
-                ends, infos = {}, []
+                ends, infos, nbytes = {}, [], 0
         self.served[node] = True
         self._say(node, ends, infos, full)
 

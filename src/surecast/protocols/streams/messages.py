@@ -79,9 +79,9 @@ class StreamOpened(StreamsMessage):
 
     not-head (ask `head`), recovering and owner-unreachable (ask later), config-mismatch (the stream
     exists with another configuration), too-many-streams, bad-name, bad-spec (its schema and options
-    are too large), no-delivery (a server does not have the delivery), other-region (the delivery
-    works only within a region, and another region owns the name), owners-differ (regions disagree
-    on the owner).
+    are too large, or the schema is not valid), no-delivery (a server does not have the delivery),
+    other-region (the delivery works only within a region, and another region owns the name),
+    owners-differ (regions disagree on the owner).
     """
 
     name: str
@@ -114,9 +114,9 @@ class PubNack(StreamsMessage):
     too-few-replicas (retry), recovering (retry), unknown-stream (retry), owner-unreachable (the
     region that owns the stream cannot be reached), mismatch (another batch of this publisher has
     this number), expired (it is no longer known what this publisher has sent, so a retry would not
-    be recognised), quarantined (the stream's log cannot be read), bad-event, deleted (the stream
-    was deleted), too-many-deleted (the batch is a deletion, and the region can remember no more
-    deleted streams).
+    be recognised), quarantined (the stream's log cannot be read), bad-event (also if the batch
+    does not have the columns of the stream's schema), deleted (the stream was deleted),
+    too-many-deleted (the batch is a deletion, and the region can remember no more deleted streams).
     """
 
     stream: LogId

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from surecast.core.machine import HandlerMachine
 from surecast.core.names import is_name, is_pattern, matches
-from surecast.core.streams import StreamAdded, StreamInfo
+from surecast.core.streams import StreamAdded, StreamInfo, spec_bytes
 from surecast.core.types import LogId, Peer, PeerDown
 from surecast.errors import StorageError
 from surecast.protocols.streams.config import StreamsConfig
@@ -27,6 +27,7 @@ from surecast.protocols.streams.stream import Stream
 __all__ = ["Queries"]
 
 INFOS_MAX = 1000  # most streams in one message
+INFOS_BYTES_MAX = 640 << 10  # most bytes of their schemas and options
 WATCHES_MAX = 1000  # most patterns that one client watches
 
 
@@ -67,10 +68,16 @@ class Queries(HandlerMachine):
             self._send(peer, StreamsAre(message.token, (), (), True, why))
             return
         watches[message.token] = message.pattern
-        found = self._matching(message.pattern)
-        for at in range(0, max(len(found), 1), INFOS_MAX):
-            part, complete = found[at : at + INFOS_MAX], at + INFOS_MAX >= len(found)
-            self._tell(peer, message.token, part, complete)
+        part: list[StreamInfo] = []
+        nbytes = 0
+        for info in self._matching(message.pattern):
+            size = spec_bytes(info)
+            if part and (len(part) >= INFOS_MAX or nbytes + size > INFOS_BYTES_MAX):
+                self._tell(peer, message.token, part, False)
+                part, nbytes = [], 0
+            part.append(info)
+            nbytes += size
+        self._tell(peer, message.token, part, True)
 
     def _matching(self, pattern: str) -> list[StreamInfo]:
         if is_name(pattern):  # fast path: a client of thousands of streams asks for each name

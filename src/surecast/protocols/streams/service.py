@@ -28,6 +28,7 @@ import msgspec
 
 from surecast.columns import retention
 from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, DATA, EXPIRED, Batch
+from surecast.columns.column import TYPED
 from surecast.columns.compaction import encode_voids
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import (
@@ -39,6 +40,7 @@ from surecast.columns.retention import (
     RetentionIndex,
     TagIs,
 )
+from surecast.columns.schema import read_schema
 from surecast.core.disk import read_through
 from surecast.core.endpoint import Drain
 from surecast.core.machine import HandlerMachine
@@ -89,6 +91,7 @@ from surecast.core.streams import (
     StreamSpec,
     Suspend,
     TakenBack,
+    spec_bytes,
 )
 from surecast.core.types import (
     SECOND,
@@ -133,8 +136,7 @@ __all__ = ["StreamService"]
 
 
 KEPT_FOR = {CURSORS: "cursors"}  # log that is not a stream → the layer above that uses it
-# Most bytes of a stream's schema and options: one message may list a thousand streams.
-SPEC_BYTES_MAX = 512
+SPEC_BYTES_MAX = 4096  # most bytes of a stream's schema and options
 # Most reads of the disk whose result is kept until the end of the pass (the inputs that the driver
 # processes together). Each result has at most `serve_bytes_max` bytes.
 PIECES_READ_MAX = 64
@@ -143,8 +145,21 @@ WHY_MAX = 200  # characters of a reason sent to readers
 FULL_NS = 10 * SECOND  # after StoreFull, a disk counts as full for this time
 
 
-def _nbytes(spec: StreamSpec) -> int:
-    return len(msgspec.msgpack.encode((spec.schema, spec.options)))
+def _fits(stream: Stream, batch: Batch) -> bool:
+    """Whether the batch has exactly the columns of the stream's schema."""
+    try:
+        schema = stream.info.schema
+        return batch.layout[1] == (read_schema(schema).types.code if schema else b"")
+    except UsageError:
+        return False  # a schema of a later version
+
+
+def _is_readable(schema: str) -> bool:
+    """Whether this is the canonical text of a schema, or empty: there is none."""
+    try:
+        return not schema or read_schema(schema).text == schema
+    except UsageError:
+        return False
 
 
 def _mismatch(info: StreamInfo, spec: StreamSpec) -> str:
@@ -749,7 +764,7 @@ class StreamService(HandlerMachine):
             return "recovering"
         if not is_name(name):
             return "bad-name"
-        if _nbytes(message.spec) > SPEC_BYTES_MAX:
+        if spec_bytes(message.spec) > SPEC_BYTES_MAX or not _is_readable(message.spec.schema):
             return "bad-spec"
         if why := self._refusal_to_deliver(message.spec.delivery or DEFAULT_DELIVERY):
             return why
@@ -911,7 +926,11 @@ class StreamService(HandlerMachine):
             # The head assigns positions and times: the batch must not have any.
             # It must also have a publisher's number, and no void positions (rows == count).
             fine = batch.rows == batch.count > 0 and batch.pub_no > 0 and not batch.explicit
-            return "" if fine and batch.lo == 0 else "bad-event"
+            if not fine or batch.lo:
+                return "bad-event"
+            if (batch.schema_id & TYPED or stream.info.schema) and not _fits(stream, batch):
+                return "bad-event"
+            return ""
         return self._refusal_of_rule(stream, batch)
 
     def _refusal_of_rule(self, stream: Stream, batch: Batch) -> str:
