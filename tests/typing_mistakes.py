@@ -36,7 +36,7 @@ async def publishing(client: surecast.Client) -> None:
     orders.publish_soon(42)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await orders.publish_many(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await orders.publish_many(b"abc")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    await orders.publish_many(["a"])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+    await orders.publish_many(["a"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await orders.publish_many([b"a"], keys=[1])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
     await orders.collect(surecast.keep_all())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 

@@ -406,8 +406,6 @@ def test_flush_raises_errors_of_publish_soon() -> None:
 def test_options_not_implemented_yet_are_not_supported() -> None:
     async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
-            with pytest.raises(NotSupported, match="schema= is not implemented yet"):
-                await client.stream("s", schema=object())
             stream = await client.stream("s", delivery="broadcast")
             with pytest.raises(NotSupported, match="where= is not implemented yet"):
                 stream.subscribe(where="px > 80")

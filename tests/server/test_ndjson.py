@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from surecast.endpoint.attributes import RowWriter, writer_of
 from surecast.errors import UsageError
-from surecast.server.ndjson import as_json, parse_line, parse_lines
+from surecast.server.ndjson import as_json, parse_line, parse_lines, parse_row
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,7 @@ def test_lines_of_json_are_parsed_as_events(line: bytes, pair: tuple[bytes | Non
         (b'{"value_base64": "?"}', "value_base64 is not base64"),
         (b'{"value_base64": 3}', "value_base64 is not base64"),
         (b'{"kind": "void", "seq": 3}', "'void' cannot be published"),
+        (b'{"value": "v", "attributes": {"n": 1}}', "the stream has no schema"),
         (b"[" * 100_000, "not"),
         (b'{"key": "\xff"}', "not UTF-8; other bytes go into key_base64"),
         (b'{"\xff": 1}', "not UTF-8"),
@@ -52,10 +54,58 @@ def test_lines_that_are_not_events_are_refused(line: bytes, words: str) -> None:
 
 def test_the_error_names_the_wrong_line() -> None:
     with pytest.raises(UsageError, match="line 3: not JSON"):
-        list(parse_lines([b'{"value": "a"}', b"", b"oops"]))
+        list(parse_lines([b'{"value": "a"}', b"", b"oops"], 1, parse_line))
 
 
 @pytest.mark.parametrize("data", [b"", b"text", "ü\n\t".encode(), b"\x00\xff"])
 def test_events_shown_as_json_can_be_published_again(data: bytes) -> None:
     line = json.dumps({**as_json("key", data), **as_json("value", data)}).encode()
     assert parse_line(line) == (data, data)
+
+
+# ---------------------------------------------------------------- streams with a schema
+
+
+@pytest.fixture(scope="module")
+def writer() -> RowWriter:
+    made = writer_of("sym string not null, px float64, at timestamp")
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize(
+    ("line", "row"),
+    [
+        (b'{"sym": "a", "px": 1}', {"sym": "a", "px": 1}),
+        (b'{"attributes": {"sym": "a"}, "key": "k"}', {"sym": "a", "key": b"k"}),
+        (b'{"attributes": {"sym": "a"}, "px": "NaN"}', {"sym": "a", "px": "nan"}),
+        (b'{"sym": "a", "value_base64": "AP8=", "seq": 7}', {"sym": "a", "value": b"\x00\xff"}),
+    ],
+)
+def test_lines_with_fields_are_parsed_as_rows(
+    line: bytes, row: dict[str, object], writer: RowWriter
+) -> None:
+    found = parse_row(line, writer)
+    assert {k: str(v) if v != v else v for k, v in found.items()} == row
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'{"px": 1}', "column 'sym' is string and not null, but the event has no value"),
+        (b'{"sym": 1}', "column 'sym' is string, and the event has 1 (int)"),
+        (b'{"sym": "a", "at": "2026-11-19T08:30:00"}', "it has no time zone"),
+        (b'{"sym": "a", "at": "yesterday"}', "column 'at' is timestamp, and the event has 'yest"),
+        (b'{"sym": "a", "pxx": 1}', "the schema has no column 'pxx': did you mean 'px'?"),
+        (b'{"sym": "a", "attributes": {"sym": "b"}}', "the field 'sym' is given twice"),
+        (b'{"attributes": [1]}', "attributes are an object"),
+        (b'{"kind": "void", "seq": 3}', "'void' cannot be published"),
+        (b'{"sym": "a", "key": 7}', "a key is text"),
+    ],
+)
+def test_lines_that_do_not_fit_the_schema_are_refused(
+    line: bytes, words: str, writer: RowWriter
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_row(line, writer)
+    assert words in str(caught.value)

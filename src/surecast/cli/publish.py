@@ -8,8 +8,9 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
 import typer
 
@@ -27,18 +28,22 @@ from surecast.core.policies import RETENTIONS
 from surecast.errors import PublishError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from surecast.client.connection import Client
     from surecast.client.stream import Stream
-    from surecast.columns.rules import Policy
+    from surecast.endpoint.attributes import RowWriter
 
 READ_BYTES = 1 << 20  # bytes that are read from a file at a time
 LINE_BYTES_MAX = 16 << 20
 WAITS_S = 3.0  # after this time without an acknowledgement, a message says why
 CLOSE_S = 1.0  # after Ctrl-C, time to wait for acknowledgements
 PROGRESS_S = 2.0  # publishing that takes longer shows its progress
+NEEDS_OBJECTS = "the stream has a schema: give its fields as JSON objects, with --ndjson FILE"
 RUNS_SHOWN = 8  # ranges of positions that are printed; the others are only counted
 
 Pairs = list[tuple[bytes | None, bytes]]  # the key and the value of each event
+Rows = list[dict[str, Any]]  # events of a stream with a schema
 
 
 @loads("surecast.client.connection")
@@ -54,13 +59,22 @@ def publish(
     ] = None,
     ndjson: Annotated[
         Path | None,
-        typer.Option(help='A file, or -: each line is {"key": …, "value": …}.'),
+        typer.Option(
+            help='A file, or -: each line is {"key": …, "value": …}, and has the fields of the '
+            "stream's schema, if it has one."
+        ),
     ] = None,
     retain: Annotated[
         str | None, typer.Option(help=f"What a new stream keeps: {RETENTIONS}.")
     ] = None,
     delivery: Annotated[
         str, typer.Option(help="Delivery of a new stream (docs/client.md). Default: broadcast.")
+    ] = "",
+    schema: Annotated[
+        str,
+        typer.Option(
+            help="Typed fields of a new stream, such as 'sym string not null, px float64'."
+        ),
     ] = "",
     token: Token = "",
     as_json: AsJson = False,
@@ -87,13 +101,17 @@ def publish(
         source: Source = Values([(common, value.encode()) for value in values])
     else:
         source = Lines(ndjson or lines or Path("-"), common, as_objects=ndjson is not None)
-    run_async(_publish(url, token, stream, policy, delivery, source, as_json))
+    arguments: dict[str, Any] = {"retain": policy, "delivery": delivery}
+    if schema:
+        from surecast.columns.schema import read_schema
+
+        arguments["schema"] = read_schema(schema).text
+    run_async(_publish(url, token, stream, arguments, source, as_json))
 
 
 async def _publish(
-    url: str, token: str, name: str, policy: "Policy | None", delivery: str, source: "Source",
-    as_json: bool,
-) -> int:  # fmt: skip
+    url: str, token: str, name: str, arguments: "dict[str, Any]", source: "Source", as_json: bool
+) -> int:
     import surecast
 
     done = Done()
@@ -102,7 +120,7 @@ async def _publish(
         async with surecast.connect(url, token=token, options=options) as client:
             waits = asyncio.create_task(_say_that_it_waits(name, done))
             try:
-                await _all(client, name, policy, delivery, source, done)
+                await _all(client, name, arguments, source, done)
             finally:
                 waits.cancel()
     except PublishError as problem:
@@ -134,24 +152,37 @@ async def _say_that_it_waits(name: str, done: "Done") -> None:
             return
 
 
+async def _writer(client: "Client", name: str, schema: str) -> "RowWriter | None":
+    """The writer of the stream, or of the schema that it will be created with."""
+    from surecast.endpoint.attributes import writer_of
+
+    known = await client.streams(name)
+    return writer_of(known[0].schema if known else schema)
+
+
 async def _all(
-    client: "Client", name: str, policy: "Policy | None", delivery: str, source: "Source",
-    done: "Done",
-) -> None:  # fmt: skip
-    """Publish all events of `source`, and show progress if that takes long."""
+    client: "Client", name: str, arguments: "dict[str, Any]", source: "Source", done: "Done"
+) -> None:
+    """Publish all events of `source`, and show progress if that takes long. `arguments` are those
+    of `Client.stream`."""
     began = time.monotonic()
     bar: Bar | None = None
     stream: Stream | None = None
     try:
-        async for pairs in source.pairs():
+        async for some in source.events(await _writer(client, name, arguments.get("schema", ""))):
             done.waits_for += 1
             # The stream is opened only when there is an event to publish, because opening it
             # creates it if it does not exist.
             if stream is None:
-                stream = await client.stream(name, retain=policy, delivery=delivery)
-            keys = [key for key, _ in pairs]
-            given = keys if any(key is not None for key in keys) else None
-            for run in (await stream.publish_many([v for _, v in pairs], keys=given)).runs:
+                stream = await client.stream(name, **arguments)
+            if stream.schema is None:
+                pairs = cast("Pairs", some)
+                keys = [key for key, _ in pairs]
+                given = keys if any(key is not None for key in keys) else None
+                published = await stream.publish_many([value for _, value in pairs], keys=given)
+            else:
+                published = await stream.publish_many(cast("Rows", some))
+            for run in published.runs:
                 done.add(run)
             done.waits_for = 0
             if bar is None and time.monotonic() - began > PROGRESS_S:
@@ -205,7 +236,9 @@ class Values:
         self.given = given
         self.position = 0.0
 
-    async def pairs(self) -> AsyncIterator[Pairs]:
+    async def events(self, writer: "RowWriter | None") -> AsyncIterator[Pairs | Rows]:
+        if writer is not None:
+            raise UsageError(NEEDS_OBJECTS)
         yield self.given
 
 
@@ -230,31 +263,38 @@ class Lines:
         except OSError as problem:
             raise UsageError(f"cannot read {self.path}: {problem.strerror}") from None
 
-    async def pairs(self) -> AsyncIterator[Pairs]:
+    async def events(self, writer: "RowWriter | None") -> AsyncIterator[Pairs | Rows]:
+        """The events, for a stream with a schema (`writer`) or without."""
+        if writer is not None and not self.as_objects:
+            raise UsageError(NEEDS_OBJECTS)
+        parse = self._parser(writer)
         rest = b""  # the begin of a line whose end has not been read yet
         while data := await _read(self.file.fileno()):
             self.position += len(data)
             whole, newline, tail = data.rpartition(b"\n")
             if newline:
-                yield [self._pair(line) for line in (rest + whole).split(b"\n")]
+                yield [self._parsed(line, parse) for line in (rest + whole).split(b"\n")]
                 rest = tail
             else:
                 rest += data
             if len(rest) > LINE_BYTES_MAX:
                 raise UsageError(f"line {self.number + 1} is longer than {LINE_BYTES_MAX:,} bytes")
         if rest:
-            yield [self._pair(rest)]
+            yield [self._parsed(rest, parse)]
 
-    def _pair(self, line: bytes) -> tuple[bytes | None, bytes]:
+    def _parser(self, writer: "RowWriter | None") -> "Callable[[bytes], Any]":
+        if not self.as_objects:
+            return lambda line: (self.key, line)
+        from surecast.server.ndjson import parse_line, parse_row
+
+        return parse_line if writer is None else partial(parse_row, writer=writer)
+
+    def _parsed(self, line: bytes, parse: "Callable[[bytes], Any]") -> Any:
         self.number += 1
         if len(line) > LINE_BYTES_MAX:
             raise UsageError(f"line {self.number} is longer than {LINE_BYTES_MAX:,} bytes")
-        if not self.as_objects:
-            return self.key, line
-        from surecast.server.ndjson import parse_line
-
         try:
-            return parse_line(line)
+            return parse(line)
         except UsageError as problem:
             raise UsageError(f"{self.path}, line {self.number}: {problem}") from None
 

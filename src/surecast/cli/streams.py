@@ -21,7 +21,8 @@ def streams(
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """List streams: name, owning region, retention, and delivery if one differs from the default.
+    """List streams: name, owning region, retention, delivery if one differs from the default, and
+    schema if one has any.
 
     `surecast status` shows their positions in every region.
     """
@@ -52,6 +53,8 @@ def table_of(found: "list[StreamInfo]") -> "Table":
     keys = {"stream": "name", "owner": "owner", "keeps": "retention"}
     if any(row["delivery"] != DEFAULT_DELIVERY for row in rows):
         keys["delivery"] = "delivery"
+    if any(row["schema"] for row in rows):
+        keys["schema"] = "schema"
     table = Table(*keys)
     for row in rows:
         table.add_row(*(row[key] for key in keys.values()))
@@ -66,5 +69,6 @@ def _facts(info: "StreamInfo") -> dict[str, str]:
         "owner": info.owner,
         "delivery": info.delivery,
         "retention": show_policy(info.retention),
+        "schema": info.schema,
         "stream_id": info.stream_id.hex(),
     }

@@ -57,7 +57,8 @@ def subscribe(
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Print events as they arrive: stream, position, key and value, separated by tabs.
+    """Print events as they arrive: stream, position, key and value, separated by tabs. The
+    attributes of a stream with a schema are printed as JSON before the value.
 
     Events are in order within each stream. Line breaks and bytes that are not text are escaped;
     --json contains them exactly. For events that a stream's delivery has lost, a line shows their
@@ -233,7 +234,18 @@ def as_line(event: "Event") -> str:
         positions = f"{where.start}-{where.stop - 1}" if where else "-"
         return f"{event.stream}\t{positions}\t({event.kind})\t{event.reason}\n"
     key = "" if event.key is None else _text(event.key)
-    return f"{event.stream}\t{event.seq}\t{key}\t{_text(event.value)}\n"
+    value = _text(event.value)
+    if event.schema is not None:
+        attributes = json.dumps(_attributes(event), ensure_ascii=False)
+        value = f"{attributes}\t{value}" if value else attributes
+    return f"{event.stream}\t{event.seq}\t{key}\t{value}\n"
+
+
+def _attributes(event: "Event") -> dict[str, Any]:
+    from surecast.endpoint.attributes_json import to_json
+
+    assert event.schema is not None
+    return to_json(event.schema, event.fields)
 
 
 def _text(data: bytes) -> str:
@@ -249,6 +261,8 @@ def as_object(event: "Event") -> str:
     shown: dict[str, Any] = {"stream": event.stream, "seq": event.seq, "kind": event.kind}
     if event.kind == "event":
         shown |= as_json("key", event.key) | as_json("value", event.value)
+        if event.schema is not None:
+            shown["attributes"] = _attributes(event)
         shown["time"] = event.time.isoformat()
         if event.tag is not None:
             shown |= as_json("tag", event.tag)

@@ -5,7 +5,7 @@ the same in every record batch (types, the schema, constant columns) are created
 creating them takes longer than converting a few hundred events.
 
 A batch has a key, value and tag for each event. Its columns, in this order, are key, value and, if
-`schema_id` is 1, tag.
+`schema_id` has the bit TAGGED, tag.
 """
 
 from functools import lru_cache
@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 
 from surecast.client.events import void_reason
 from surecast.columns.batch import DATA, Batch
-from surecast.columns.column import Int64s
+from surecast.columns.column import TAGGED, Int64s
+from surecast.columns.schema import Schema
 
-__all__ = ["SCHEMA", "SCHEMA_WITH_VOIDS", "record_batch_of", "record_batch_with_voids"]
+__all__ = ["SCHEMA", "SCHEMA_WITH_VOIDS", "record_batch_of", "record_batch_with_voids", "schema_of"]
 
 _SEQ: Final = pa.int64()
 _TIME: Final = pa.timestamp("us", tz="UTC")
@@ -55,35 +56,65 @@ SCHEMA_WITH_VOIDS: Final = pa.schema(
 )
 
 
-def record_batch_of(batch: Batch, stream: str) -> pa.RecordBatch | None:
-    """The events of a batch with the columns stream, seq, key, value, tag, timestamp.
+@lru_cache(256)
+def schema_of(voids: bool, schema: Schema | None) -> pa.Schema:
+    """The Arrow schema of record batches, with or without void ranges, of a stream with this schema
+    (None: it has none)."""
+    found = SCHEMA
+    if schema is not None:
+        found = found.append(pa.field("attributes", pa.struct(schema.arrow())))
+    if voids:
+        for field in list(SCHEMA_WITH_VOIDS)[len(SCHEMA) :]:
+            found = found.append(field)
+    return found
 
-    Keys, values and tags are not copied. Times are in microseconds, as in Spark and in Python's
-    datetime. Returns None if the batch has no events.
+
+def record_batch_of(
+    batch: Batch, stream: str, schema: Schema | None = None
+) -> pa.RecordBatch | None:
+    """The events of a batch with the columns stream, seq, key, value, tag, timestamp and, if the
+    stream has a schema, attributes.
+
+    Keys, values, tags and attributes are not copied. Times are in microseconds, as in Spark and in
+    Python's datetime. Returns None if the batch has no events.
     """
     if batch.kind != DATA:
         return None
     body, rows = batch.record_batch(), batch.rows
-    if batch.schema_id == 1:
+    if batch.schema_id & TAGGED:
         tags = body.column(2)
     else:
         tags = _NO_TAGS.slice(0, rows) if rows <= _ROWS else pa.nulls(rows, pa.binary())
     names = _stream_column(stream, rows)
     seqs, times = _numbers(_SEQ, batch.seqs()), _numbers(_TIME, batch.times() // 1000)
     columns = [names, seqs, body.column(0), body.column(1), tags, times]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    if schema is None:
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    columns.append(_attributes(batch, schema))
+    return pa.RecordBatch.from_arrays(columns, schema=schema_of(False, schema))
 
 
-def record_batch_with_voids(batch: Batch, stream: str) -> pa.RecordBatch:
+def _attributes(batch: Batch, schema: Schema) -> pa.StructArray:
+    """The attributes of a batch's rows. Columns that its version of the schema lacks are null."""
+    attributes = batch.attributes()
+    arrays = [] if attributes is None else attributes.table().columns
+    fields = list(schema.arrow())
+    arrays += [pa.nulls(batch.rows, field.type) for field in fields[len(arrays) :]]
+    return pa.StructArray.from_arrays(arrays, fields=fields)
+
+
+def record_batch_with_voids(
+    batch: Batch, stream: str, schema: Schema | None = None
+) -> pa.RecordBatch:
     """All positions of a batch: a row for each event, and one for each run of void positions.
 
     The row of a void run has the run's last position as its `seq`, and the time of the next event
     as its time, or null if there is none.
     """
     if batch.kind == DATA and batch.rows == batch.count:
-        events = record_batch_of(batch, stream)
+        events = record_batch_of(batch, stream, schema)
         assert events is not None
-        return _with_kinds(events)
+        return _with_kinds(events, schema)
     seqs, times = _no_numbers(), _no_numbers()
     if batch.kind == DATA:
         seqs, times = batch.seqs(), batch.times()
@@ -99,19 +130,26 @@ def record_batch_with_voids(batch: Batch, stream: str) -> pa.RecordBatch:
     is_void = order >= seqs.size
     rows, time_rows = order.size, all_times[order]
     reason = pa.scalar(void_reason(batch), pa.string())
+    taken = pa.array(order, pa.int64(), mask=is_void)
     columns = [
         _stream_column(stream, rows),
         pa.array(all_seqs[order], _SEQ),
-        *_bodies(batch, pa.array(order, pa.int64(), mask=is_void)),
+        *_bodies(batch, taken),
         pa.array(time_rows // 1000, pa.int64(), mask=is_void & (time_rows == 0)).cast(_TIME),
+    ]
+    if schema is not None and batch.kind == DATA:
+        columns.append(_attributes(batch, schema).take(taken))
+    elif schema is not None:
+        columns.append(pa.nulls(rows, pa.struct(schema.arrow())))
+    columns += [
         pa.DictionaryArray.from_arrays(pa.array(is_void.astype(np.int32)), _KINDS),
         pa.array(ranges[order], pa.int64()),
         pc.if_else(pa.array(is_void), reason, pa.scalar(None, pa.string())),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA_WITH_VOIDS)
+    return pa.RecordBatch.from_arrays(columns, schema=schema_of(True, schema))
 
 
-def _with_kinds(events: pa.RecordBatch) -> pa.RecordBatch:
+def _with_kinds(events: pa.RecordBatch, schema: Schema | None) -> pa.RecordBatch:
     """The record batch with the three columns of SCHEMA_WITH_VOIDS; all its rows are events."""
     rows = events.num_rows
     constants = [_EVENT_KINDS, _ONES, _NO_REASONS]
@@ -122,7 +160,7 @@ def _with_kinds(events: pa.RecordBatch) -> pa.RecordBatch:
             pa.nulls(rows, pa.string()),
         ]
     columns = [*events.columns, *(column.slice(0, rows) for column in constants)]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA_WITH_VOIDS)
+    return pa.RecordBatch.from_arrays(columns, schema=schema_of(True, schema))
 
 
 def _bodies(batch: Batch, rows: pa.Array) -> list[pa.Array]:
@@ -131,7 +169,9 @@ def _bodies(batch: Batch, rows: pa.Array) -> list[pa.Array]:
         return [pa.nulls(len(rows), pa.binary())] * 3
     body = batch.record_batch()
     keys, values = body.column(0).take(rows), body.column(1).take(rows)
-    tags = body.column(2).take(rows) if batch.schema_id == 1 else pa.nulls(len(rows), pa.binary())
+    tags = pa.nulls(len(rows), pa.binary())
+    if batch.schema_id & TAGGED:
+        tags = body.column(2).take(rows)
     return [keys, values, tags]
 
 

@@ -28,6 +28,7 @@ from surecast.client.subscription_task import (
 )
 from surecast.client.timeouts import Timeout, seconds_of, timed_out, within
 from surecast.columns.rules import Policy, check_policy
+from surecast.columns.schema import read_schema, schema_text
 from surecast.core.endpoint import WhereIs, WhichStreams
 from surecast.core.names import is_name, is_pattern
 from surecast.core.policies import as_policy
@@ -45,6 +46,8 @@ from surecast.endpoint.subscriptions import AtTime, Subscriptions
 from surecast.errors import Closed, NotSupported, PublishError, UsageError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from surecast.server.local import LocalRegion
 
 __all__ = ["Client"]
@@ -283,17 +286,19 @@ class Client:
         retain: Policy | str | None = None,
         delivery: str = "",
         options: Mapping[str, str] | None = None,
-        schema: Any = None,
+        schema: pa.Schema | str | None = None,
         create: bool = True,
         timeout: Timeout = None,
     ) -> Stream:
         """Open a stream, or create it.
 
             stream = await client.stream("cache.invalidate", retain=surecast.latest_per_key())
+            trades = await client.stream("trades", schema="sym string not null, px float64")
 
         For a new stream, `delivery` says how its events reach readers (default "broadcast"), and
         `options` are options of that delivery. `retain` says which events the stream keeps
-        (default `keep_all()`, or as text "keep-all", see docs/client.md). For an existing stream,
+        (default `keep_all()`, or as text "keep-all", see docs/client.md). `schema` gives events
+        typed attributes beside key and value: a `pyarrow.Schema`, or text. For an existing stream,
         these arguments must agree with those that it was created with; leave them out to use the
         stream as it is. After TimedOut a new stream may still be created. `create=False` only opens
         an existing stream, and raises UsageError if this region knows no stream of that name.
@@ -302,8 +307,6 @@ class Client:
         begin with `*` or `>`, leave them out.
         """
         self._check()
-        if schema is not None:
-            raise NotSupported("schema= is not implemented yet: the values of events are bytes")
         if not isinstance(delivery, str):
             raise UsageError(f"delivery is a name such as 'broadcast', not {delivery!r}")
         policy = None if retain is None else as_policy(retain)
@@ -311,11 +314,12 @@ class Client:
             check_policy(policy)
         if not isinstance(name, str) or not is_name(name):
             raise UsageError(bad_name(name))
-        spec = StreamSpec(policy, delivery, options=_sorted_options(options))
+        spec = StreamSpec(policy, delivery, _schema_text(schema), _sorted_options(options))
         if not create:
             if spec != StreamSpec():
                 raise UsageError(
-                    "create=False opens a stream as it is: leave out retain=, delivery=, options="
+                    "create=False opens a stream as it is: leave out retain=, delivery=, options= "
+                    "and schema="
                 )
             known = await self.streams(name, timeout=timeout)
             if not known:
@@ -540,6 +544,22 @@ class Client:
         self._dropped[task.spec.name] = task
         if len(self._dropped) > DROPPED_MAX:
             del self._dropped[next(iter(self._dropped))]
+
+
+def _schema_text(schema: pa.Schema | str | None) -> str:
+    """The canonical text of a schema; "" for None."""
+    if schema is None:
+        return ""
+    if isinstance(schema, str):
+        return read_schema(schema).text
+    import pyarrow as pa
+
+    if not isinstance(schema, pa.Schema):
+        raise UsageError(
+            "schema= is a pyarrow.Schema, or text such as 'sym string not null, px float64', not "
+            f"{schema!r:.60}"
+        )
+    return schema_text(schema)
 
 
 def _sorted_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:

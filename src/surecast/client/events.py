@@ -12,7 +12,9 @@ import numpy as np
 
 from surecast.columns.batch import DATA, REASON_NAMES, VOID, Batch
 from surecast.columns.column import Column
+from surecast.columns.schema import Schema
 from surecast.core.endpoint import Lost
+from surecast.endpoint.attributes import fields_of
 from surecast.endpoint.prepared import joined
 
 __all__ = ["Event", "Kind", "Seqs", "events_of", "lost_event", "void_reason"]
@@ -50,6 +52,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     kind: Kind = "event"
     count: int = 1  # the number of positions in the range; 1 for an event
     reason: str = ""  # of a range, see above; "" for an event
+    schema: Schema | None = None  # of the stream, if it has one: names and types ...
+    fields: tuple[Any, ...] = ()  # ... of these values, which `attributes` has by name
 
     @property
     def time(self) -> datetime:
@@ -62,10 +66,17 @@ class Event(msgspec.Struct, frozen=True, gc=False):
         return range(self.seq + 1 - self.count, self.seq + 1)
 
     @property
-    def attributes(self) -> dict[str, bytes]:
-        """The event's attributes by name: its tag, if it has one. (Attributes of schemas are not
-        implemented yet.)"""
-        return {} if self.tag is None else {"tag": self.tag}
+    def attributes(self) -> dict[str, Any]:
+        """The event's attributes by name, in the order of the stream's schema, and its tag, if it
+        has one. Timestamps are datetimes in UTC. Timestamps in nanoseconds, and times that a
+        datetime cannot have, are the number since 1970, in the unit of the column."""
+        found: dict[str, Any] = {}
+        if self.schema is not None:  # the event may have been published with an earlier version
+            found = dict.fromkeys(self.schema.names)
+            found.update(zip(self.schema.names, self.fields, strict=False))
+        if self.tag is not None:
+            found["tag"] = self.tag
+        return found
 
 
 class Seqs:
@@ -131,8 +142,9 @@ class Seqs:
 # ---------------------------------------------------------------- batches as events
 
 
-def events_of(batch: Batch, stream: str, voids: bool) -> list[Event]:
-    """The events of a batch; with `voids` also void ranges for all its other positions."""
+def events_of(batch: Batch, stream: str, voids: bool, schema: Schema | None = None) -> list[Event]:
+    """The events of a batch; with `voids` also void ranges for all its other positions. `schema` is
+    the stream's."""
     if batch.kind != DATA:
         if not voids:
             return []
@@ -148,9 +160,13 @@ def events_of(batch: Batch, stream: str, voids: bool) -> list[Event]:
         values,
         repeat(batch.time_ns),
     ]
-    tags = batch.tags()
+    tags, attributes = batch.tags(), batch.attributes()
     if tags is not None:
         columns.append(_strings(tags))
+    if attributes is not None and schema is not None:
+        if tags is None:
+            columns.append(repeat(None))
+        columns += [repeat("event"), repeat(1), repeat(""), repeat(schema), fields_of(attributes)]
     if batch.explicit:  # the batch has a position and a time for each event
         columns[1], columns[4] = batch.seqs().tolist(), batch.times().tolist()
     # The columns are in the order of Event's fields. `map` runs no Python code for each row.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from surecast.client.events import Seqs
@@ -24,6 +24,7 @@ from surecast.columns.rules import (
     encode_collect,
     encode_policy,
 )
+from surecast.columns.schema import read_schema
 from surecast.core.streams import StreamInfo
 from surecast.endpoint.endpoint import BatchFutures, acknowledged, send, send_all
 from surecast.endpoint.prepared import ArrowStream, PreparedBatch, prepared_batches
@@ -70,6 +71,12 @@ class Stream:
         return self._info.delivery
 
     @property
+    def schema(self) -> pa.Schema | None:
+        """The types of the events' attributes, fixed when the stream was created. None: events
+        have no attributes."""
+        return read_schema(self._info.schema).arrow() if self._info.schema else None
+
+    @property
     def stream_id(self) -> bytes:
         """16 random bytes that identify this stream. A stream that is created under the same name
         after this one was deleted has another id."""
@@ -93,7 +100,7 @@ class Stream:
 
     async def publish(
         self,
-        value: bytes,
+        value: bytes | Mapping[str, Any],
         *,
         key: bytes | None = None,
         tag: bytes | None = None,
@@ -103,6 +110,10 @@ class Stream:
         owns the stream has it on disk.
 
             seq = await stream.publish(b"on", key=b"lamp:7")
+            seq = await trades.publish({"sym": "IBM", "px": 81.2})  # the stream has a schema
+
+        In a stream with a schema, an event is a dict of its attributes. It may also have "value",
+        "key" and "tag". Attributes that are left out are null.
 
         The call waits while `ClientOptions.outbox_bytes_max` bytes are not acknowledged. If it is
         cancelled or times out, the event may still be published (see `maybe_taken` of TimedOut).
@@ -128,7 +139,11 @@ class Stream:
                 raise
 
     def publish_soon(
-        self, value: bytes, *, key: bytes | None = None, tag: bytes | None = None
+        self,
+        value: bytes | Mapping[str, Any],
+        *,
+        key: bytes | None = None,
+        tag: bytes | None = None,
     ) -> None:
         """Publish an event in the background, in a batch with others.
 
@@ -143,7 +158,7 @@ class Stream:
 
     async def publish_many(
         self,
-        values: Iterable[bytes] | ArrowStream,
+        values: Iterable[bytes] | Iterable[Mapping[str, Any]] | ArrowStream,
         *,
         keys: Iterable[bytes | None] | None = None,
         tags: Iterable[bytes | None] | None = None,
@@ -156,7 +171,10 @@ class Stream:
             seqs = await stream.publish_many(table)  # columns value, and optionally key and tag
 
         A table is a pyarrow Table or RecordBatch, a frame of pandas or polars, or anything else
-        with `__arrow_c_stream__`.
+        with `__arrow_c_stream__`. In a stream with a schema, give dicts, as for `publish`, or a
+        table with the columns of the schema (those that may be null can be left out) and optionally
+        value, key and tag. If a row does not fit the schema, nothing is published, and the error
+        names the column, the row (counted from 0) and the type.
 
         Events are sent in batches. Events of other publishers may get positions between two
         batches, so the positions are returned as ranges (`Seqs`). If some batches fail,
@@ -164,7 +182,8 @@ class Stream:
         the positions of the batches that were acknowledged in time. Batches that were sent but not
         acknowledged may still be published (then `maybe_taken` is true); the others are not.
         """
-        batches = prepared_batches(self._info.stream_id, values, keys, tags, self._outbox.options)
+        outbox = self._outbox
+        batches = prepared_batches(outbox.stream, values, keys, tags, outbox.options, outbox.writer)
         futures: BatchFutures = []
         limit = within(timeout, f"the acknowledgement of events of {self.name!r}")
         try:
@@ -345,4 +364,5 @@ class Stream:
             within(timeout, f"all events of {self.name!r} up to {stop!r}"),
             self.subscribe(start, stop=stop, voids=voids) as sub,
         ):
-            return await read_table(sub._buffer)
+            info = self._info
+            return await read_table(sub._buffer, read_schema(info.schema) if info.schema else None)

@@ -16,6 +16,7 @@ import numpy as np
 
 from surecast.columns.batch import Batch
 from surecast.columns.rules import is_end
+from surecast.columns.schema import read_schema
 from surecast.core.endpoint import Lost
 from surecast.core.streams import StreamInfo
 from surecast.endpoint.readers import Reader
@@ -41,6 +42,7 @@ class StreamProgress:
         "paused",
         "read",
         "reader",
+        "schema",
         "stop",
         "stream",
     )
@@ -58,6 +60,7 @@ class StreamProgress:
         # A new string object. All events of this stream have this object as `stream`, which
         # distinguishes them from events of a deleted stream of the same name (by identity).
         self.name = f"{info.name}."[:-1]
+        self.schema = read_schema(info.schema) if info.schema else None
         self.reader = reader
         self.next = start  # the first position that was not received
         # The first position that is not processed. The user has got everything below it, and has

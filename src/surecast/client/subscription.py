@@ -134,7 +134,8 @@ class Subscription:
 
     def batches(self, *, voids: bool | None = None) -> AsyncIterator[pa.RecordBatch]:
         """Iterates over whole batches, as `pyarrow.RecordBatch` with the columns stream, seq, key,
-        value, tag and timestamp. Keys and values are not copied.
+        value, tag and timestamp. If the stream has a schema, a column `attributes` follows: a
+        struct of the typed columns. Keys, values and attributes are not copied.
 
             async for batch in stream.subscribe(start=1).batches():
                 total += pc.sum(pc.binary_length(batch.column("value"))).as_py()
@@ -166,7 +167,7 @@ class Subscription:
             progress, item = taken
             if isinstance(item, Lost):
                 raise EventsLost(progress.name, item.lo, item.hi, item.why)
-            table = convert(item, progress.name)
+            table = convert(item, progress.name, progress.schema)
             if table is not None:
                 if buffer.named:
                     table = table.replace_schema_metadata({_STREAM_ID: progress.stream})

@@ -365,7 +365,7 @@ class SubscriptionBuffer:
     def _events_of(self, progress: StreamProgress, item: Item) -> list[Event]:
         if isinstance(item, Lost):
             return [lost_event(progress.name, item)]
-        return events_of(item, progress.name, self.voids)
+        return events_of(item, progress.name, self.voids, progress.schema)
 
     def positions(self) -> dict[LogId, int]:
         """The first position of each stream that is not processed, or with `manual` that the user

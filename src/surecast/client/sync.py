@@ -35,7 +35,7 @@ from surecast.core.streams import StreamInfo
 from surecast.endpoint.forking import call_on_fork, forked
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.prepared import ArrowStream
-from surecast.endpoint.publishers import Outbox
+from surecast.endpoint.publishers import NewEvent, Outbox
 from surecast.errors import Closed
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Client:
         retain: Policy | str | None = None,
         delivery: str = "",
         options: Mapping[str, str] | None = None,
-        schema: Any = None,
+        schema: pa.Schema | str | None = None,
         create: bool = True,
         timeout: Timeout = None,
     ) -> Stream:
@@ -290,20 +290,19 @@ class SoonBuffer:
         self._outbox = outbox
         self._loop = loop.loop
         self._lock = threading.Lock()
-        # The arguments of `Outbox.accept`: value, key, tag, size.
-        self._events: list[tuple[bytes, bytes | None, bytes | None, int]] = []
+        self._events: list[NewEvent] = []
         self._nbytes = 0  # the sum of their sizes
 
-    def add(self, value: bytes, key: bytes | None, tag: bytes | None) -> None:
+    def add(self, value: Any, key: bytes | None, tag: bytes | None) -> None:
         """Queue an event, or raise QueueFull if the outbox has no room for it."""
         outbox = self._outbox
-        size = outbox.size_of(value, key, tag)
+        event = outbox.checked(value, key, tag)
         with self._lock:
-            nbytes = outbox.nbytes + self._nbytes + size
+            nbytes = outbox.nbytes + self._nbytes + event.size
             if outbox.is_blocked or nbytes > outbox.options.outbox_bytes_max:
                 raise outbox.full()
-            self._events.append((value, key, tag, size))
-            self._nbytes += size
+            self._events.append(event)
+            self._nbytes += event.size
             if len(self._events) > 1:
                 return  # `_hand_over` was scheduled with the first event
         self._loop.call_soon_threadsafe(self._hand_over)
@@ -314,7 +313,7 @@ class SoonBuffer:
             events, self._events = self._events, []
             self._nbytes = 0
             for event in events:
-                self._outbox.accept(*event)
+                self._outbox.accept(event)
 
 
 class Stream:
@@ -338,6 +337,10 @@ class Stream:
         return self._inner.delivery
 
     @property
+    def schema(self) -> pa.Schema | None:
+        return self._inner.schema
+
+    @property
     def stream_id(self) -> bytes:
         return self._inner.stream_id
 
@@ -353,7 +356,7 @@ class Stream:
 
     def publish(
         self,
-        value: bytes,
+        value: bytes | Mapping[str, Any],
         *,
         key: bytes | None = None,
         tag: bytes | None = None,
@@ -363,14 +366,18 @@ class Stream:
         return self._loop.call(self._inner.publish(value, key=key, tag=tag, timeout=timeout))
 
     def publish_soon(
-        self, value: bytes, *, key: bytes | None = None, tag: bytes | None = None
+        self,
+        value: bytes | Mapping[str, Any],
+        *,
+        key: bytes | None = None,
+        tag: bytes | None = None,
     ) -> None:
         """Publish in the background; see `surecast.Stream.publish_soon`."""
         self._soon_buffer.add(value, key, tag)
 
     def publish_many(
         self,
-        values: Iterable[bytes] | ArrowStream,
+        values: Iterable[bytes] | Iterable[Mapping[str, Any]] | ArrowStream,
         *,
         keys: Iterable[bytes | None] | None = None,
         tags: Iterable[bytes | None] | None = None,

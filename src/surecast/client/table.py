@@ -11,13 +11,9 @@ from typing import Final
 
 import pyarrow as pa
 
-from surecast.client.arrow import (
-    SCHEMA,
-    SCHEMA_WITH_VOIDS,
-    record_batch_of,
-    record_batch_with_voids,
-)
+from surecast.client.arrow import record_batch_of, record_batch_with_voids, schema_of
 from surecast.client.subscription_buffer import SubscriptionBuffer
+from surecast.columns.schema import Schema
 from surecast.core.endpoint import Lost
 from surecast.errors import EventsLost, UsageError
 
@@ -27,21 +23,21 @@ LARGE_ROWS: Final = 256  # batches with at least this number of rows are not joi
 SMALL_MAX: Final = 256  # this number of small batches is joined into one
 
 
-async def read_table(buffer: SubscriptionBuffer) -> pa.Table:
-    """All events of a subscription with a stop, in one table.
+async def read_table(buffer: SubscriptionBuffer, schema: Schema | None = None) -> pa.Table:
+    """All events of a subscription with a stop to one stream, in one table. `schema` is the
+    stream's.
 
     Raises UsageError if the table gets larger than `ClientOptions.read_bytes_max`, and EventsLost
     if events were lost.
     """
     nbytes_max = buffer.options.read_bytes_max
     convert = record_batch_with_voids if buffer.voids else record_batch_of
-    schema = SCHEMA_WITH_VOIDS if buffer.voids else SCHEMA
-    batches = _Batches(schema)
+    batches = _Batches(schema_of(buffer.voids, schema))
     while (taken := await buffer.next_item()) is not None:
         progress, item = taken
         if isinstance(item, Lost):
             raise EventsLost(progress.name, item.lo, item.hi, item.why)
-        batch = convert(item, progress.name)
+        batch = convert(item, progress.name, schema)
         if batch is None:  # it has no events
             continue
         batches.add(batch)

@@ -11,6 +11,8 @@ region_link.py     the addresses of the servers, and the nodes connected to them
 control.py         the node that publishes and sends queries; its results can be awaited
 publishers.py      collects events into batches and publishes them in order, within bounds
 prepared.py        lists and tables divided into batches, ready to be published
+attributes.py      rows and tables checked against a stream's schema, and back to Python values
+attributes_json.py the same values as JSON
 readers.py         the nodes that read streams; each of them runs one delivery
 ranges.py          a node that reads ranges of positions
 subscriptions.py   lists, resets and deletes named subscriptions

@@ -18,11 +18,18 @@ from collections.abc import Callable, Iterable
 
 from surecast import registry
 from surecast.columns.rules import KeepAll
+from surecast.columns.schema import read_schema
 from surecast.core.endpoint import Delivery, Place
 from surecast.core.streams import StreamInfo, StreamSpec
 from surecast.core.types import SECOND, LogId
+from surecast.endpoint.attributes import writer_of
 from surecast.endpoint.control import Control
-from surecast.endpoint.error_messages import not_supported, open_error, unknown_delivery
+from surecast.endpoint.error_messages import (
+    not_supported,
+    open_error,
+    unknown_delivery,
+    unknown_schema,
+)
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.prepared import PreparedBatch, joined
 from surecast.endpoint.publishers import Outbox
@@ -149,10 +156,16 @@ class Endpoint:
         delivery.check(spec)
 
     def delivery_of(self, info: StreamInfo) -> Delivery:
-        """The stream's delivery; raises NotSupported if this version does not know it."""
+        """The stream's delivery; raises NotSupported if this version does not know it, or cannot
+        read the stream's schema."""
         delivery = self.deliveries.get(info.delivery)
         if delivery is None:
             raise unknown_delivery(info)
+        if info.schema:
+            try:
+                read_schema(info.schema)
+            except UsageError:
+                raise unknown_schema(info) from None
         return delivery
 
     def supports(self, info: StreamInfo, verb: str) -> bool:
@@ -170,7 +183,8 @@ class Endpoint:
         """The outbox of a stream; created with the first call."""
         outbox = self.outboxes.get(info.stream_id)
         if outbox is None:
-            outbox = Outbox(info.name, info.stream_id, self.control, self.options)
+            writer = writer_of(info.schema)
+            outbox = Outbox(info.name, info.stream_id, self.control, self.options, writer=writer)
             self.outboxes[info.stream_id] = outbox
         return outbox
 
@@ -186,7 +200,8 @@ class Endpoint:
                 "named() again, or use another client"
             )
         named = (publisher, pub_no)
-        outbox = Outbox(info.name, info.stream_id, self.control, self.options, named)
+        writer = writer_of(info.schema)
+        outbox = Outbox(info.name, info.stream_id, self.control, self.options, named, writer)
         self.outboxes[info.stream_id, publisher] = outbox
         return outbox
 

@@ -5,6 +5,7 @@ A refusal contains a short code, `why`. The error's message says what the code m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from surecast.core.endpoint import Delivery, Opened
@@ -32,12 +33,13 @@ __all__ = [
     "publish_error",
     "subscription_error",
     "unknown_delivery",
+    "unknown_schema",
 ]
 
 # Refusals of a publish: the message for each code, which follows the name of the stream.
 _PUBLISH: Final = {
-    "bad-event": "the stream refuses this event or collect() (tag_is needs a stream that keeps all "
-    "events)",
+    "bad-event": "the stream refuses this event or collect(). Events must have exactly the columns "
+    "of the stream's schema, if it has one; tag_is needs a stream that keeps all events",
     "mismatch": "the region has another batch with the same publisher and number. Nothing was "
     "published; this is a bug: please report it, and publish again with a new client",
     "expired": "the region has forgotten this publisher, because it was silent for too long. Its "
@@ -104,7 +106,10 @@ def open_error(opened: Opened, spec: StreamSpec) -> SurecastError:
         case "bad-name":
             return UsageError(bad_name(name))
         case "bad-spec":
-            return UsageError(f"the schema and the options of {name!r} are too large")
+            return UsageError(
+                f"the region refuses the schema or the options of {name!r}: together they may have "
+                "about 4,000 characters, and the servers must know the types of the columns"
+            )
         case "no-delivery":
             return NotSupported(
                 f"some servers of the region do not know the delivery of {name!r}: upgrade them, "
@@ -132,6 +137,8 @@ def _mismatch(name: str, info: StreamInfo | None, spec: StreamSpec) -> StreamCon
         has = show_policy(info.retention)
         if spec.delivery not in ("", info.delivery):
             what, has, requested = "delivery", repr(info.delivery), repr(spec.delivery)
+        elif spec.schema not in ("", info.schema):
+            what, has, requested = "schema", repr(info.schema), repr(spec.schema)
         elif spec.options not in ((), info.options):
             what, has, requested = "options", str(dict(info.options)), str(dict(spec.options))
     return StreamConfigMismatch(
@@ -143,6 +150,12 @@ def _mismatch(name: str, info: StreamInfo | None, spec: StreamSpec) -> StreamCon
 def not_supported(call: str, delivery: Delivery) -> NotSupported:
     """The error for a call or argument, such as "collect()", that a delivery does not support."""
     return NotSupported(f"{call} is not supported by delivery={delivery.name!r}")
+
+
+def unknown_schema(info: StreamInfo) -> NotSupported:
+    return NotSupported(
+        f"stream {info.name!r} has a schema that this version cannot read: upgrade the client"
+    )
 
 
 def unknown_delivery(info: StreamInfo) -> NotSupported:
@@ -161,9 +174,13 @@ def bad_name(name: str) -> str:
 
 
 def encode_hint(what: str, data: object) -> str:
-    """The end of the message that `data` is not bytes: what to do if it is text. `what` is "value",
-    "key" or "tag"."""
-    return f"; encode it, for example {what}.encode()" if isinstance(data, str) else ""
+    """The end of the message that `data` is not bytes: what to do instead. `what` is "value", "key"
+    or "tag"."""
+    if isinstance(data, str):
+        return f"; encode it, for example {what}.encode()"
+    if isinstance(data, Mapping) and what == "value":
+        return "; fields are for streams that were created with schema="
+    return ""
 
 
 def subscription_error(what: str, why: str) -> SurecastError:

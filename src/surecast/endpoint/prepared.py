@@ -5,12 +5,13 @@ All events are checked before the first batch is made, so if one is invalid, not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from surecast.columns.batch import Batch
 from surecast.core.types import LogId
+from surecast.endpoint.attributes import RowWriter, TypedRow
 from surecast.endpoint.error_messages import encode_hint
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.publishers import EVENT_OVERHEAD
@@ -43,26 +44,31 @@ def prepared_batches(
     keys: Iterable[bytes | None] | None,
     tags: Iterable[bytes | None] | None,
     options: ClientOptions,
+    writer: RowWriter | None = None,
 ) -> Iterator[PreparedBatch]:
     """The batches for events given as iterables or as an Arrow table. With a table, `keys` and
-    `tags` must be None, because the table has columns for them.
+    `tags` must be None, because the table has columns for them. If the stream has a schema
+    (`writer`), `values` are rows of it, or a table with its columns.
 
     All events are checked by this call. A batch is created when the caller asks for it.
     """
     if hasattr(values, "__arrow_c_stream__"):
         if keys is not None or tags is not None:
             raise UsageError("a table has its keys and tags in columns `key` and `tag`")
-        return _batches_of_table(stream, _table_of(values), options)
-    if isinstance(values, bytes | bytearray | str | memoryview):
-        raise UsageError("publish_many takes many values; for one there is publish(value)")
+        return _batches_of_table(stream, _table_of(values), options, writer)
+    if isinstance(values, bytes | bytearray | str | memoryview | Mapping):
+        raise UsageError("publish_many takes many events; for one there is publish(...)")
     if not isinstance(values, Iterable):
+        what = "bytes" if writer is None else "dicts"
         raise UsageError(
-            "publish_many takes an iterable of bytes, or a table that Arrow can read (pyarrow, "
+            f"publish_many takes an iterable of {what}, or a table that Arrow can read (pyarrow, "
             f"pandas from 2.2 on, polars), not {values!r:.60}"
         )
-    rows: list[bytes] = list(values)
+    rows: list[Any] = list(values)
     key_rows = _column("keys", keys, len(rows))
     tag_rows = _column("tags", tags, len(rows))
+    if writer is not None:
+        return _batches_of_rows(stream, rows, key_rows, tag_rows, options, writer)
     if not set(map(type, rows)) <= {bytes}:
         at = next(i for i, value in enumerate(rows) if type(value) is not bytes)
         hint = encode_hint("value", rows[at])
@@ -93,14 +99,46 @@ def _column(
 # ------------------------------------------------------------ lists
 
 
+def _batches_of_rows(
+    stream: LogId,
+    rows: list[Any],
+    keys: list[bytes | None] | None,
+    tags: list[bytes | None] | None,
+    options: ClientOptions,
+    writer: RowWriter,
+) -> Iterator[PreparedBatch]:
+    """The batches of rows of a schema."""
+    typed = [writer.row(row, number) for number, row in enumerate(rows)]
+    values = [row.value for row in typed]
+    for what, column in (("value", values), ("key", typed), ("tag", typed)):
+        for number, row in enumerate(column):
+            item = row if what == "value" else getattr(row, what)
+            if type(item) is not bytes and (item is not None or what == "value"):
+                hint = encode_hint(what, item)
+                raise UsageError(f"{what}s are bytes; row {number} has {item!r:.60}{hint}")
+    if any(row.key is not None for row in typed):
+        if keys is not None:
+            raise UsageError("keys= are given, and rows have keys, too")
+        keys = [row.key for row in typed]
+    if any(row.tag is not None for row in typed):
+        if tags is not None:
+            raise UsageError("tags= are given, and rows have tags, too")
+        tags = [row.tag for row in typed]
+    return _batches_of_lists(stream, values, keys, tags, options, writer, typed)
+
+
 def _batches_of_lists(
     stream: LogId,
     values: list[bytes],
     keys: list[bytes | None] | None,
     tags: list[bytes | None] | None,
     options: ClientOptions,
+    writer: RowWriter | None = None,
+    typed: Sequence[TypedRow] = (),
 ) -> Iterator[PreparedBatch]:
     sizes = list(map(len, values))
+    if writer is not None:
+        sizes = [size + row.nbytes for size, row in zip(sizes, typed, strict=True)]
     for column in (keys, tags):
         if column is not None:
             sizes = [size + len(item or b"") for size, item in zip(sizes, column, strict=True)]
@@ -114,6 +152,7 @@ def _batches_of_lists(
                 values[lo:hi],
                 None if keys is None else keys[lo:hi],
                 None if tags is None else tags[lo:hi],
+                writer.attributes(row.fields for row in typed[lo:hi]) if writer else None,
             )
             yield PreparedBatch(batch, sum(sizes[lo:hi]) + EVENT_OVERHEAD * (hi - lo))
 
@@ -163,21 +202,31 @@ def _table_of(values: ArrowStream) -> pa.Table | pa.RecordBatch:
         # polars uses Arrow's view types, for which pyarrow lacks some functions: convert them.
         for at, name in enumerate(table.schema.names):
             kind = table.schema.types[at]
-            if pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
+            if pa.types.is_binary_view(kind):
                 table = table.set_column(at, name, table.column(at).cast(pa.large_binary()))
+            elif pa.types.is_string_view(kind):
+                table = table.set_column(at, name, table.column(at).cast(pa.large_string()))
     except (pa.ArrowException, TypeError, ValueError) as problem:
         raise UsageError(f"{type(values).__name__} cannot be read as a table: {problem}") from None
     return table
 
 
 def _batches_of_table(
-    stream: LogId, table: pa.Table | pa.RecordBatch, options: ClientOptions
+    stream: LogId,
+    table: pa.Table | pa.RecordBatch,
+    options: ClientOptions,
+    writer: RowWriter | None,
 ) -> Iterator[PreparedBatch]:
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
     sizes = np.zeros(table.num_rows, np.int64)
+    typed: pa.Table | None = None
+    if writer is not None:
+        rows = table.num_rows
+        table, typed = writer.table(table)
+        sizes = writer.sizes(typed, rows)
     for name in ("value", "key", "tag"):
         if name in table.schema.names:
             column = table.column(name)
@@ -189,15 +238,20 @@ def _batches_of_table(
                 raise UsageError(f"column {name!r} must hold bytes, not {column.type}") from None
             sizes += lengths.to_numpy(zero_copy_only=False).astype(np.int64)
     _check_largest(int(sizes.max(initial=0)), options)
-    if table.num_rows:
+
+    def make_batch(lo: int, hi: int) -> Batch:
+        attributes = writer.part(typed, lo, hi) if writer and typed is not None else None
+        return Batch.from_arrow(stream, table.slice(lo, hi - lo), attributes=attributes)
+
+    if sizes.size:
         # Raises the error for an unknown column now, before anything is sent.
-        Batch.from_arrow(stream, table.slice(0, 1))
+        make_batch(0, 1)
         if "value" in table.schema.names and table.column("value").null_count:
             raise UsageError("column 'value' has nulls; use b'' for an empty value")
 
     def make() -> Iterator[PreparedBatch]:
         for lo, hi in _cuts(sizes.tolist(), options):
-            batch = Batch.from_arrow(stream, table.slice(lo, hi - lo))
+            batch = make_batch(lo, hi)
             yield PreparedBatch(batch, int(sizes[lo:hi].sum()) + EVENT_OVERHEAD * (hi - lo))
 
     return make()

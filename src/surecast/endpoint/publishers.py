@@ -27,19 +27,20 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from surecast.columns.batch import Batch
 from surecast.core.endpoint import Acked, Failed
 from surecast.core.types import SECOND, LogId
 from surecast.core.wire import check_batch
+from surecast.endpoint.attributes import Fields, RowWriter, TypedRow
 from surecast.endpoint.control import Control
 from surecast.endpoint.error_messages import encode_hint, publish_error
 from surecast.endpoint.forking import call_on_fork, forked
 from surecast.endpoint.options import ClientOptions
 from surecast.errors import Closed, PublishError, QueueFull, UsageError
 
-__all__ = ["EVENT_OVERHEAD", "Outbox"]
+__all__ = ["EVENT_OVERHEAD", "NewEvent", "Outbox"]
 
 EVENT_OVERHEAD: Final = 16  # bytes that are counted for an event in addition to its own size
 
@@ -47,6 +48,16 @@ EVENT_OVERHEAD: Final = 16  # bytes that are counted for an event in addition to
 _IDLE = 0  # no time is set
 _LINGERS = 1  # after `linger`
 _SOON = 2  # at the end of this turn of the event loop
+
+
+class NewEvent(NamedTuple):
+    """A checked event that is not published yet."""
+
+    value: bytes
+    key: bytes | None
+    tag: bytes | None
+    size: int  # with which it is counted
+    fields: Fields | None  # its attributes, if the stream has a schema
 
 
 class InFlight:
@@ -95,15 +106,18 @@ class Outbox:
         control: Control,
         options: ClientOptions,
         named: tuple[bytes, int] | None = None,
+        writer: RowWriter | None = None,
     ) -> None:
         self.name = name
         self.stream = stream
         self.options = options
+        self.writer = writer  # of the stream's schema; None: it has none
         self.nbytes = 0  # size of all unacknowledged events
         self.acknowledged_end = 1  # the position after the last acknowledged event
         # Copies of options, for the fast path of `publish_soon`. That path does not check the size
         # of the event: a draft within `_draft_room` cannot contain an event that is too large.
-        self._rows_max = options.batch_rows_max
+        # It does not take rows of a schema.
+        self._rows_max = 0 if writer else options.batch_rows_max
         self._draft_room = min(options.batch_bytes_max, options.event_bytes_max)
         self._room = options.outbox_bytes_max
         self._control = control
@@ -132,6 +146,7 @@ class Outbox:
         # A list as long as `values`, once an event of the draft has a key; the same for tags.
         self._keys: list[bytes | None] | None = None
         self._tags: list[bytes | None] | None = None
+        self._fields: list[Fields] = []  # of each event, if the stream has a schema
         self._draft_bytes = 0
         self._waiters: list[tuple[int, asyncio.Future[int]]] = []  # see `InFlight.waiters`
 
@@ -153,22 +168,36 @@ class Outbox:
 
     # ------------------------------------------------------------ taking events
 
-    def size_of(self, value: bytes, key: bytes | None, tag: bytes | None) -> int:
-        """The size with which an event is counted. Raises UsageError if it cannot be published."""
+    def checked(self, value: Any, key: bytes | None, tag: bytes | None) -> NewEvent:
+        """The event, with the size with which it is counted. Raises UsageError if it cannot be
+        published. If the stream has a schema, `value` is a dict of its fields."""
         self._check()
+        fields, nbytes = None, 0
+        if self.writer is not None:
+            fields, value, key, tag, nbytes = self._row(value, key, tag)
         for what, data in (("value", value), ("key", key), ("tag", tag)):
             if type(data) is not bytes and (data is not None or what == "value"):
                 hint = encode_hint(what, data)
                 raise UsageError(
                     f"a {what} is bytes, not {type(data).__name__}: {data!r:.60}{hint}"
                 )
-        size = len(value) + len(key or b"") + len(tag or b"")
+        size = len(value) + len(key or b"") + len(tag or b"") + nbytes
         if size > self.options.event_bytes_max:
             raise UsageError(
                 f"an event of {size:,} bytes: at most {self.options.event_bytes_max:,} are allowed "
                 "(ClientOptions.event_bytes_max). Publish it in parts"
             )
-        return size + EVENT_OVERHEAD
+        return NewEvent(value, key, tag, size + EVENT_OVERHEAD, fields)
+
+    def _row(self, value: Any, key: bytes | None, tag: bytes | None) -> TypedRow:
+        assert self.writer is not None
+        row = self.writer.row(value)
+        for what, inner, outer in (("key", row.key, key), ("tag", row.tag, tag)):
+            if inner is not None and outer is not None:
+                raise UsageError(f"the event has two {what}s: {inner!r:.60} and {outer!r:.60}")
+        return row._replace(
+            key=row.key if key is None else key, tag=row.tag if tag is None else tag
+        )
 
     def _on_fork(self) -> None:
         self._forked = True
@@ -183,31 +212,24 @@ class Outbox:
         if self._failure:
             raise self._publish_error(self._failure)
 
-    def publish(self, value: bytes, key: bytes | None, tag: bytes | None) -> asyncio.Future[int]:
+    def publish(self, value: Any, key: bytes | None, tag: bytes | None) -> asyncio.Future[int]:
         """Add an event, now or when there is room; the future gets its position."""
-        size = self.size_of(value, key, tag)
+        event = self.checked(value, key, tag)
         future: asyncio.Future[int] = self._loop.create_future()
-        take = partial(self._take, value, key, tag, size, future)
-        if self._blocked or self.nbytes + size > self.options.outbox_bytes_max:
-            self._blocked.append((size, future, take))
+        take = partial(self._take, event, future)
+        if self._blocked or self.nbytes + event.size > self.options.outbox_bytes_max:
+            self._blocked.append((event.size, future, take))
         else:
             take()
         return future
 
-    def _take(
-        self,
-        value: bytes,
-        key: bytes | None,
-        tag: bytes | None,
-        size: int,
-        future: asyncio.Future[int],
-    ) -> None:
+    def _take(self, event: NewEvent, future: asyncio.Future[int]) -> None:
         """Add an event of `publish`; there is room for it."""
-        self._append(value, key, tag, size)
+        self._append(event)
         self._waiters.append((len(self.values) - 1, future))
         self._seal_soon()
 
-    def publish_soon(self, value: bytes, key: bytes | None, tag: bytes | None) -> None:
+    def publish_soon(self, value: Any, key: bytes | None, tag: bytes | None) -> None:
         """Add an event, or raise QueueFull if there is no room.
 
         The first part is a fast path for the usual case: the draft has events already and is not
@@ -237,15 +259,14 @@ class Outbox:
                 self._draft_bytes = draft_bytes
                 self.nbytes = nbytes
                 return
-        size = self.size_of(value, key, tag)
-        if self._blocked or self.nbytes + size > self._room:
+        event = self.checked(value, key, tag)
+        if self._blocked or self.nbytes + event.size > self._room:
             raise self.full()
-        self.accept(value, key, tag, size)
+        self.accept(event)
 
-    def accept(self, value: bytes, key: bytes | None, tag: bytes | None, size: int) -> None:
-        """The same as `publish_soon`, for a caller that has checked that there is room. `size` is
-        the result of `size_of`."""
-        self._append(value, key, tag, size)
+    def accept(self, event: NewEvent) -> None:
+        """The same as `publish_soon`, for a caller that has checked that there is room."""
+        self._append(event)
         if self._due == _IDLE:
             self._due = _LINGERS
             self._timer = self._loop.call_later(self._linger_s, self._seal_due)
@@ -258,8 +279,9 @@ class Outbox:
             "`await client.flush()`, or publish with `await stream.publish(...)`, which waits"
         )
 
-    def _append(self, value: bytes, key: bytes | None, tag: bytes | None, size: int) -> None:
+    def _append(self, event: NewEvent) -> None:
         """Add an event to the draft; if it does not fit, seal the draft first."""
+        value, key, tag, size, fields = event
         self.nbytes += size
         full = self._draft_bytes + size > self.options.batch_bytes_max
         if full or len(self.values) >= self.options.batch_rows_max:
@@ -272,6 +294,8 @@ class Outbox:
             if self._keys is None:
                 self._keys = [None] * len(self.values)
             self._keys.append(key)
+        if fields is not None:
+            self._fields.append(fields)
         self.values.append(value)
         self._draft_bytes += size
 
@@ -302,7 +326,8 @@ class Outbox:
         self._due = _IDLE
         if not self.values:
             return
-        batch = Batch.of(self.stream, self.values, self._keys, self._tags)
+        attributes = self.writer.attributes(self._fields) if self.writer else None
+        batch = Batch.of(self.stream, self.values, self._keys, self._tags, attributes)
         sent = InFlight(batch, self._draft_bytes)
         sent.waiters = self._waiters
         sent.soon = len(self.values) - len(self._waiters)

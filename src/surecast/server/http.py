@@ -312,7 +312,7 @@ class Pages:
         if not is_name(name):
             raise HTTPException(400, bad_name(name))
         query = request.query_params
-        spec = spec_of(query.get("retain"), query.get("delivery"))
+        spec = spec_of(query.get("retain"), query.get("delivery"), query.get("schema"))
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         lines, key = media == NDJSON, query.get("key")
         if lines and key is not None:

@@ -3,44 +3,53 @@
     {"key": "user:42", "value": "some text"}
     {"key_base64": "AP8=", "value_base64": "AP8="}
 
-A value that is neither text nor null is published as its JSON text. The output of `surecast
-subscribe --json` is accepted as input, too. Only its keys and values are used. Its lines of kind
-"void", which report obsolete positions, are refused.
+A value that is neither text nor null is published as its JSON text. If the stream has a schema, its
+fields are beside key and value, or in an object `attributes`, in the form of attributes_json.py:
+
+    {"key": "IBM", "sym": "IBM", "px": 81.2}
+
+The output of `surecast subscribe --json` is accepted as input, too. Only its keys, values and
+attributes are used. Its lines of kind "void", which report obsolete positions, are refused.
 """
 
 import base64
 import binascii
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import msgspec
 
+from surecast.endpoint.attributes import RowWriter
+from surecast.endpoint.attributes_json import from_json
 from surecast.errors import UsageError
 
-__all__ = ["Pair", "as_json", "parse_line", "parse_lines", "parse_slices"]
+__all__ = ["Pair", "Row", "as_json", "parse_line", "parse_lines", "parse_row", "parse_slices"]
 
 Pair = tuple[bytes | None, bytes]  # key, value
+Row = dict[str, Any]  # of a stream with a schema: fields, and key and value
 
 _KNOWN = {"key", "key_base64", "value", "value_base64"}
 # Further fields in the output of `surecast subscribe --json`.
-_SHOWN = {"stream", "seq", "time", "kind", "range", "reason", "tag", "tag_base64"}
+_SHOWN = {"stream", "seq", "time", "kind", "range", "reason", "tag", "tag_base64", "attributes"}
 _decoder = msgspec.json.Decoder()
+T = TypeVar("T")
 
 
-def parse_lines(lines: Iterable[bytes], first: int = 1) -> Iterator[Pair]:
-    """The events in `lines`; empty lines are skipped. `first` is the number of the first line.
+def parse_lines(lines: Iterable[bytes], first: int, parse: Callable[[bytes], T]) -> Iterator[T]:
+    """The events in `lines`, as `parse` returns them; empty lines are skipped. `first` is the
+    number of the first line.
 
     Raises UsageError with the number of the line that is wrong.
     """
     for number, line in enumerate(lines, first):
         if line.strip():
             try:
-                yield parse_line(line)
+                yield parse(line)
             except UsageError as problem:
                 raise UsageError(f"line {number}: {problem}") from None
 
 
-def parse_slices(body: bytes, lines_max: int) -> Iterator[list[Pair]]:
+def parse_slices(body: bytes, lines_max: int, parse: Callable[[bytes], T]) -> Iterator[list[T]]:
     """The events in `body`, as lists with the events of at most `lines_max` lines each."""
     at, number = 0, 0
     while at < len(body):
@@ -50,12 +59,42 @@ def parse_slices(body: bytes, lines_max: int) -> Iterator[list[Pair]]:
             end = len(body) if end < 0 else end
             lines.append(body[at:end])
             at = end + 1
-        yield list(parse_lines(lines, number + 1))
+        yield list(parse_lines(lines, number + 1, parse))
         number += len(lines)
 
 
 def parse_line(line: bytes) -> Pair:
     """The event in a line; a missing value is published as empty. Raises UsageError."""
+    fields = _object(line)
+    if fields.get("attributes"):
+        raise UsageError("the stream has no schema, so its events have no attributes")
+    if unknown := sorted(fields.keys() - _KNOWN - _SHOWN):
+        raise UsageError(f"unknown field {unknown[0]!r}; allowed: {', '.join(sorted(_KNOWN))}")
+    value = _bytes(fields, "value")
+    return _bytes(fields, "key"), b"" if value is None else value
+
+
+def parse_row(line: bytes, writer: RowWriter) -> Row:
+    """The event in a line, for a stream with a schema. Raises UsageError if it does not fit the
+    schema."""
+    fields = _object(line)
+    nested = fields.get("attributes", {})
+    if not isinstance(nested, dict):
+        raise UsageError('attributes are an object, such as {"px": 81.2}')
+    rest = {name: item for name, item in fields.items() if name not in _KNOWN | _SHOWN}
+    if twice := sorted(rest.keys() & nested.keys()):
+        raise UsageError(f"the field {twice[0]!r} is given twice")
+    row = from_json(writer.schema, rest | nested)
+    for name in ("key", "value"):
+        data = _bytes(fields, name)
+        if data is not None:
+            row[name] = data
+    writer.row(row)
+    return row
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    """The JSON object in a line, which is an event."""
     try:
         fields = _decoder.decode(line)
     except (msgspec.DecodeError, RecursionError) as problem:
@@ -64,12 +103,9 @@ def parse_line(line: bytes) -> Pair:
         raise UsageError("not UTF-8; other bytes go into key_base64 and value_base64") from None
     if not isinstance(fields, dict):
         raise UsageError('not an object; write {"key": ..., "value": ...}')
-    if unknown := sorted(fields.keys() - _KNOWN - _SHOWN):
-        raise UsageError(f"unknown field {unknown[0]!r}; allowed: {', '.join(sorted(_KNOWN))}")
     if fields.get("kind", "event") != "event":
         raise UsageError(f"a {fields['kind']!r} cannot be published")
-    value = _bytes(fields, "value")
-    return _bytes(fields, "key"), b"" if value is None else value
+    return fields
 
 
 def as_json(name: str, data: bytes | None) -> dict[str, str | None]:

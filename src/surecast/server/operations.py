@@ -235,6 +235,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
                       "agree (409); left out, a new stream keeps all"),
             Parameter("delivery", "how the stream is delivered. An existing stream must agree "
                       "(409); left out, a new stream has delivery broadcast"),
+            Parameter("schema", "the typed fields of the events, such as `sym string not null, px "
+                      "float64`. An existing stream must agree (409); left out, a new stream has "
+                      "none"),
         ),
         body=_EVENTS,
         counted=False,

@@ -7,16 +7,20 @@ once.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
 
 from surecast.columns.batch import CONFIG, Batch
 from surecast.columns.rules import End, encode_policy
+from surecast.columns.schema import read_schema
 from surecast.core.policies import parse_policy
 from surecast.core.streams import StreamInfo, StreamSpec
+from surecast.endpoint.attributes import RowWriter
 from surecast.endpoint.endpoint import Endpoint, send_all
 from surecast.endpoint.prepared import PreparedBatch, prepared_batches
 from surecast.endpoint.publishers import Outbox
@@ -30,12 +34,13 @@ from surecast.errors import (
     SurecastError,
     UsageError,
 )
-from surecast.server.ndjson import Pair, parse_slices
+from surecast.server.ndjson import parse_line, parse_row, parse_slices
 from surecast.server.operations import NDJSON, OCTETS
 from surecast.server.region import RegionServer
 
 __all__ = ["Publishing", "check_content", "spec_of"]
 
+T = TypeVar("T")
 CLOSE_S = 1.0  # time for publishes in progress to be answered when the process ends
 SLICE_LINES = 500  # lines that are parsed before other tasks may run
 # The HTTP status for each kind of error; the first match counts.
@@ -70,12 +75,28 @@ class Publishing:
         A stream that does not exist is created with `spec`; an existing one must agree with it.
         """
         async with self._answering():
-            pairs = await _parsed(body) if lines else [(_key(key), body)]
-            if not pairs:
+            known = self.server.streams.named(name)
+            schema = spec.schema if known is None else known.schema
+            values: list[Any]
+            keys: list[bytes | None] | None = None
+            if schema:
+                if not lines:
+                    raise UsageError(
+                        "the stream has a schema: send JSON objects with its fields, one a line, "
+                        f"and the header Content-Type: {NDJSON}"
+                    )
+                # In a thread, because it loads pyarrow.
+                writer = await asyncio.to_thread(RowWriter, read_schema(schema))
+                values = await _parsed(body, partial(parse_row, writer=writer))
+            else:
+                pairs = await _parsed(body, parse_line) if lines else [(_key(key), body)]
+                values, keys = [value for _, value in pairs], [key for key, _ in pairs]
+            if not values:
                 raise UsageError("no events in the request")
             outbox = await self._outbox(name, spec)
-            values, keys = [value for _, value in pairs], [key for key, _ in pairs]
-            batches = prepared_batches(outbox.stream, values, keys, None, outbox.options)
+            batches = prepared_batches(
+                outbox.stream, values, keys, None, outbox.options, outbox.writer
+            )
             return await send_all(outbox, batches)
 
     async def delete(self, info: StreamInfo) -> int:
@@ -130,15 +151,16 @@ class Publishing:
             return self._endpoint
 
 
-def spec_of(retain: str | None, delivery: str | None) -> StreamSpec:
-    """The StreamSpec of the query parameters `retain` and `delivery`."""
+def spec_of(retain: str | None, delivery: str | None, schema: str | None) -> StreamSpec:
+    """The StreamSpec of the query parameters `retain`, `delivery` and `schema`."""
     if delivery == "":
         raise HTTPException(400, "?delivery= is empty: name a delivery, or leave it out")
     try:
         policy = None if retain is None else parse_policy(retain)
+        text = "" if schema is None else read_schema(schema).text
     except UsageError as problem:
         raise HTTPException(400, str(problem)) from None
-    return StreamSpec(policy, delivery or "")
+    return StreamSpec(policy, delivery or "", text)
 
 
 def check_content(media: str, body: bytes) -> None:
@@ -170,13 +192,13 @@ def _is_json(body: bytes) -> bool:
     return False
 
 
-async def _parsed(body: bytes) -> list[Pair]:
+async def _parsed(body: bytes, parse: Callable[[bytes], T]) -> list[T]:
     """The events of a request, parsed in slices so that a long body does not block the loop."""
-    pairs: list[Pair] = []
-    for parsed in parse_slices(body, SLICE_LINES):
-        pairs += parsed
+    events: list[T] = []
+    for parsed in parse_slices(body, SLICE_LINES, parse):
+        events += parsed
         await asyncio.sleep(0)
-    return pairs
+    return events
 
 
 def _key(text: str | None) -> bytes | None:

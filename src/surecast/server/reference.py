@@ -167,8 +167,10 @@ PATHS = (
         'publish: `application/x-ndjson` with a `{"key": …, "value": …}` per line, or the body '
         "as one event (`?key=`); answers with the positions once the events are acknowledged. A "
         "JSON body needs that content type, or `application/octet-stream` to be one event (else "
-        "415). `?retain=` and `?delivery=` are for a new stream; an existing one must agree (else "
-        "409). A repeated request publishes again: use the client library for exactly once",
+        '415). If the stream has a schema, a line has its fields, too: `{"key": "IBM", "sym": '
+        '"IBM", "px": 81.2}` (bytes in base64, times as `2026-11-19T08:30:00Z`, decimals as text). '
+        "`?retain=`, `?delivery=` and `?schema=` are for a new stream; an existing one must agree "
+        "(else 409). A repeated request publishes again: use the client library for exactly once",
     ),
     (
         "`/v1/subscriptions?after=…`",

@@ -87,6 +87,7 @@ class StreamStatus(msgspec.Struct, kw_only=True):
     subscribers: int  # readers that this replica serves
     quarantined: str = ""  # why part of its log on this replica cannot be read; "": it can
     recovering: bool = False  # the region owns it, lost events, and fetches them from others
+    schema: str = ""  # of its events' attributes, as text; "": it has none
     details: dict[str, Any] = {}  # further values that its delivery reports
 
 
@@ -260,6 +261,7 @@ def _stream(server: RegionServer, stream: StreamState) -> StreamStatus:
         stream_id=info.stream_id.hex(),
         owner=info.owner,
         delivery=info.delivery,
+        schema=info.schema,
         retention=show_policy(index.policy),
         end=stream.end,
         committed=stream.committed,

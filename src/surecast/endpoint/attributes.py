@@ -1,0 +1,475 @@
+"""Checks users' rows and tables against a stream's schema, and makes attributes of them.
+
+A row is a mapping from field names to Python values. It may also have `value`, `key` and `tag`,
+which are bytes. A table has columns of these names. Values are converted only if nothing is lost:
+an int64 column takes the int32 values of a table, but no floats, and no text. Every error names the
+column, the row and the type, and is raised before anything is published.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, date, datetime, timedelta
+from decimal import Context, Decimal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from surecast.columns.column import Int64s
+from surecast.columns.schema import Schema, read_schema
+from surecast.columns.typed import Attributes
+from surecast.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Fields", "RowWriter", "TypedRow", "fields_of", "writer_of"]
+
+BESIDE: Final = ("value", "key", "tag")  # the columns that every event has
+_SHOWN: Final = 60  # characters of a value in messages
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_UNITS: Final = {"s": 1_000_000, "ms": 1000, "us": 1}  # microseconds
+_FLOAT32_END: Final = 3.4028235677973366e38  # from here on, float32 rounds to infinity
+_EXACT: Final = Context(prec=80)  # more digits than any decimal128 has
+_FIXED_BYTES: Final = 8  # what a value counts at least
+
+Fields = tuple[Any, ...]  # the values of a row, in the order of the schema
+# Returns the value as pyarrow takes it, and its bytes. Raises _Wrong.
+_Check = Callable[[Any], tuple[Any, int]]
+
+
+class _Wrong(Exception):
+    """A value does not fit its column; the text says why, or is empty."""
+
+
+class TypedRow(NamedTuple):
+    fields: Fields
+    value: bytes
+    key: bytes | None
+    tag: bytes | None
+    nbytes: int  # of the fields
+
+
+def writer_of(schema: str) -> RowWriter | None:
+    """The writer of a stream with this schema (as in StreamInfo); None if it has none."""
+    return RowWriter(read_schema(schema)) if schema else None
+
+
+class RowWriter:
+    """Makes the attributes of events for one schema."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self._arrow = schema.arrow()
+        self._checks = [
+            (field.name, field.nullable, type_name, _check_of(field.type))
+            for field, type_name in zip(self._arrow, schema.type_names, strict=True)
+        ]
+        self._names = frozenset(schema.names)
+
+    # ------------------------------------------------------------ rows
+
+    def row(self, row: Any, number: int | None = None) -> TypedRow:
+        """A checked row. `number` is that of the row in a list, for messages."""
+        place = "the event" if number is None else f"row {number}"
+        if not isinstance(row, Mapping):
+            raise UsageError(
+                "the stream has a schema, so an event is a dict of its fields, such as "
+                f"{{{self.schema.names[0]!r}: ...}}; {place} is {_shown(row)}. Bytes beside the "
+                "fields go into 'value'"
+            )
+        if not row.keys() <= self._names:
+            for name in row:
+                if name not in self._names and name not in BESIDE:
+                    prefix = "" if number is None else f"row {number}: "
+                    raise UsageError(prefix + self.unknown(name))
+        fields = []
+        nbytes = 0
+        get = row.get
+        for name, nullable, type_name, check in self._checks:
+            value = get(name)
+            if value is None:
+                if not nullable:
+                    raise UsageError(
+                        f"column {name!r} is {type_name} and not null, but {place} has no value"
+                    )
+            else:
+                try:
+                    value, size = check(value)
+                except _Wrong as wrong:
+                    why = f": {wrong}" if str(wrong) else ""
+                    raise UsageError(
+                        f"column {name!r} is {type_name}, and {place} has {_shown(value)} "
+                        f"({type(value).__name__}){why}"
+                    ) from None
+                nbytes += size
+            fields.append(value)
+        return TypedRow(tuple(fields), get("value", b""), get("key"), get("tag"), nbytes)
+
+    def unknown(self, name: Any) -> str:
+        """The message for a field that the schema does not have."""
+        near = difflib.get_close_matches(str(name)[:_SHOWN], self.schema.names, 1)
+        hint = f": did you mean {near[0]!r}?" if near else ""
+        names = ", ".join(self.schema.names[:8]) + (", ..." if len(self.schema.names) > 8 else "")
+        return f"the schema has no column {_shown(name)}{hint or f' (it has {names})'}"
+
+    def attributes(self, rows: Iterable[Fields]) -> Attributes:
+        """The attributes of checked rows."""
+        import pyarrow as pa
+
+        types = self.schema.types
+        arrays = [
+            pa.array(column, field.type)
+            for column, field in zip(zip(*rows, strict=True), self._arrow, strict=True)
+        ]
+        table = pa.RecordBatch.from_arrays(arrays, schema=types.schema())
+        return Attributes(types, table.num_rows, table=table)
+
+    # ------------------------------------------------------------ tables
+
+    def table(self, table: pa.Table | pa.RecordBatch) -> tuple[pa.Table, pa.Table]:
+        """The columns value, key and tag of a table, and its attributes with exactly the types of
+        the schema."""
+        import pyarrow as pa
+
+        names = table.schema.names
+        for name in names:
+            if name not in self._names and name not in BESIDE:
+                raise UsageError(self.unknown(name))
+            if names.count(name) > 1:
+                raise UsageError(f"the table has two columns {name!r}")
+        arrays = []
+        for field, type_name in zip(self._arrow, self.schema.type_names, strict=True):
+            if field.name in names:
+                arrays.append(_cast(field, type_name, table.column(field.name)))
+            elif field.nullable:
+                arrays.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
+            else:
+                raise UsageError(
+                    f"the table has no column {field.name!r}, which is {type_name} and not null"
+                )
+        beside = [name for name in BESIDE if name in names]
+        columns = [table.column(name) for name in beside]
+        return (
+            pa.table(dict(zip(beside, columns, strict=True))),
+            pa.Table.from_arrays(arrays, schema=self.schema.types.schema()),
+        )
+
+    def sizes(self, attributes: pa.Table, rows: int) -> Int64s:
+        """The bytes of each row of the second result of `table`."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        fixed = 0
+        sizes = np.zeros(rows, np.int64)
+        for column in attributes.columns:
+            if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+                lengths = pc.fill_null(pc.binary_length(column), 0)
+                sizes += lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+            elif pa.types.is_list(column.type):
+                fixed += column.nbytes // max(1, rows) + 1  # on average
+            else:
+                fixed += _FIXED_BYTES
+        return sizes + fixed
+
+    def part(self, attributes: pa.Table, lo: int, hi: int) -> Attributes:
+        """Rows [lo, hi) of the second result of `table`."""
+        import pyarrow as pa
+
+        rows = attributes.slice(lo, hi - lo).combine_chunks()
+        arrays = [
+            column.chunk(0) if column.num_chunks else pa.nulls(0, column.type)
+            for column in rows.columns
+        ]
+        types = self.schema.types
+        return Attributes(
+            types, hi - lo, table=pa.RecordBatch.from_arrays(arrays, schema=types.schema())
+        )
+
+
+# ---------------------------------------------------------------- single values
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _plain(value: Any) -> Any:
+    """A numpy scalar as a Python value."""
+    item = getattr(value, "item", None)
+    return item() if item is not None and type(value).__module__ == "numpy" else value
+
+
+def _check_of(kind: pa.DataType) -> _Check:
+    """The check of the values of a type."""
+    import pyarrow as pa
+
+    if pa.types.is_list(kind):
+        return partial(_list, _check_of(kind.value_type))
+    if pa.types.is_boolean(kind):
+        return _bool
+    if pa.types.is_integer(kind):
+        return partial(_integer, 1 << (kind.bit_width - 1))
+    if pa.types.is_floating(kind):
+        return partial(_float, _FLOAT32_END if kind.bit_width == 32 else math.inf)
+    if pa.types.is_string(kind):
+        return _string
+    if pa.types.is_binary(kind):
+        return _binary
+    if pa.types.is_date(kind):
+        return _date
+    if pa.types.is_timestamp(kind):
+        return partial(_timestamp, kind.unit)
+    return partial(_decimal, kind.precision, kind.scale)
+
+
+def _bool(value: Any) -> tuple[Any, int]:
+    value = _plain(value)
+    if type(value) is not bool:
+        raise _Wrong
+    return value, 1
+
+
+def _integer(limit: int, value: Any) -> tuple[Any, int]:
+    value = _plain(value)
+    if type(value) is not int:
+        raise _Wrong
+    if not -limit <= value < limit:
+        raise _Wrong("out of range")
+    return value, _FIXED_BYTES
+
+
+def _float(limit: float, value: Any) -> tuple[Any, int]:
+    value = _plain(value)
+    if type(value) is int:
+        try:
+            made = float(value)
+        except OverflowError:
+            raise _Wrong("out of range") from None
+        if made != value:
+            raise _Wrong("it has too many digits")
+        value = made
+    if type(value) is not float:
+        raise _Wrong
+    if limit <= abs(value) < math.inf:
+        raise _Wrong("out of range")
+    return value, _FIXED_BYTES
+
+
+def _string(value: Any) -> tuple[Any, int]:
+    value = _plain(value)
+    if type(value) is not str:
+        raise _Wrong
+    try:
+        return value, len(value.encode())
+    except UnicodeEncodeError:
+        raise _Wrong("not valid Unicode") from None
+
+
+def _binary(value: Any) -> tuple[Any, int]:
+    if type(value) is not bytes:
+        raise _Wrong
+    return value, len(value)
+
+
+def _date(value: Any) -> tuple[Any, int]:
+    if not isinstance(value, date) or isinstance(value, datetime):
+        raise _Wrong
+    return value, _FIXED_BYTES
+
+
+def _timestamp(unit: str, value: Any) -> tuple[Any, int]:
+    """The number of units since 1970, from a datetime; in nanoseconds also from that number."""
+    if unit == "ns" and type(value) is int:
+        if not -(1 << 63) <= value < 1 << 63:
+            raise _Wrong("out of range")
+        return value, _FIXED_BYTES
+    if not isinstance(value, datetime):
+        raise _Wrong
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise _Wrong("it has no time zone")
+    micros = (value - _EPOCH) // _MICROSECOND
+    if unit == "ns":
+        # pandas' Timestamp has nanoseconds beside its microseconds.
+        count = micros * 1000 + getattr(value, "nanosecond", 0)
+        if not -(1 << 63) <= count < 1 << 63:
+            raise _Wrong("out of range")
+        return count, _FIXED_BYTES
+    count, rest = divmod(micros, _UNITS[unit])
+    if rest or getattr(value, "nanosecond", 0):
+        raise _Wrong("it is more precise than the column")
+    return count, _FIXED_BYTES
+
+
+def _decimal(precision: int, scale: int, value: Any) -> tuple[Any, int]:
+    value = _plain(value)
+    if type(value) is int:
+        value = Decimal(value)
+    if not isinstance(value, Decimal):
+        raise _Wrong
+    if not value.is_finite():
+        raise _Wrong("not a finite number")
+    _, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    trimmed = "".join(map(str, digits)).rstrip("0") if any(digits) else ""
+    exponent += len(digits) - len(trimmed)
+    if trimmed and -exponent > scale:
+        raise _Wrong(f"more than {scale} digits after the point")
+    if trimmed and len(trimmed) + exponent > precision - scale:
+        raise _Wrong("out of range")
+    return value.quantize(Decimal(1).scaleb(-scale), context=_EXACT), 2 * _FIXED_BYTES
+
+
+def _list(check: _Check, value: Any) -> tuple[Any, int]:
+    if not isinstance(value, list | tuple):
+        raise _Wrong
+    made = []
+    nbytes = 4
+    for item in value:
+        if item is not None:
+            item, size = check(item)
+            nbytes += size
+        made.append(item)
+    return made, nbytes
+
+
+# ---------------------------------------------------------------- back to Python values
+
+
+def fields_of(attributes: Attributes) -> list[Fields]:
+    """The values of each row. Timestamps are datetimes in UTC, but those in nanoseconds are the
+    number since 1970, which is exact. So are times and dates that Python's datetime does not
+    have, in the unit of their column."""
+    return list(zip(*map(_values, attributes.table().columns), strict=True))
+
+
+def _values(column: pa.Array) -> list[Any]:
+    import pyarrow as pa
+
+    kind, lists = column.type, 0
+    while pa.types.is_list(kind):
+        kind, lists = kind.value_type, lists + 1
+    convert: Callable[[int], Any]
+    if pa.types.is_timestamp(kind):
+        plain, convert = pa.int64(), partial(_time_of, _UNITS.get(kind.unit, 0))
+    elif pa.types.is_date(kind):
+        plain, convert = pa.int32(), _date_of
+    else:
+        values: list[Any] = column.to_pylist()
+        return values
+    for _ in range(lists):
+        plain = pa.list_(plain)
+    return [_each(convert, value) for value in column.cast(plain).to_pylist()]
+
+
+def _each(convert: Callable[[int], Any], value: Any) -> Any:
+    """The value, or the values of a list, converted."""
+    if value is None:
+        return None
+    return [_each(convert, item) for item in value] if type(value) is list else convert(value)
+
+
+def _time_of(unit: int, count: int) -> datetime | int:
+    try:
+        return _EPOCH + timedelta(microseconds=count * unit) if unit else count
+    except OverflowError:
+        return count
+
+
+def _date_of(days: int) -> date | int:
+    try:
+        return _EPOCH.date() + timedelta(days)
+    except OverflowError:
+        return days
+
+
+# ---------------------------------------------------------------- columns of tables
+
+
+def _cast(field: pa.Field, type_name: str, column: Any) -> pa.ChunkedArray:
+    """A column of a table as the type of a field, without loss. Rows are counted from 0."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not isinstance(column, pa.ChunkedArray):
+        column = pa.chunked_array([column], column.type)
+    if pa.types.is_dictionary(column.type):
+        column = pc.cast(column, column.type.value_type)
+    if not field.nullable and column.null_count:
+        row = pc.index(column.is_null(), True).as_py()
+        raise UsageError(
+            f"column {field.name!r} is {type_name} and not null, but row {row} has no value"
+        )
+    if column.type == field.type:
+        return column
+    if not _may_cast(column.type, field.type):
+        hint = ""
+        if pa.types.is_timestamp(column.type) and pa.types.is_timestamp(field.type):
+            hint = ": its times have no time zone. Give them one, for example with dt.tz_localize"
+        raise UsageError(
+            f"column {field.name!r} is {type_name} in the schema, but {column.type} in the "
+            f"table{hint}"
+        )
+    try:
+        return pc.cast(column, field.type)
+    except pa.ArrowException as problem:
+        row = _first_wrong(column, field.type)
+        raise UsageError(
+            f"column {field.name!r} is {type_name}, and row {row} has "
+            f"{_shown(column[row].as_py())} ({column.type}): {_first_line(problem)}"
+        ) from None
+
+
+def _first_line(problem: Exception) -> str:
+    return str(problem).partition("\n")[0][:120]
+
+
+def _first_wrong(column: pa.ChunkedArray, kind: pa.DataType) -> int:
+    """The first row that cannot be cast, found by halves."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lo, hi = 0, len(column)
+    while hi - lo > 1:
+        middle = (lo + hi) // 2
+        try:
+            pc.cast(column.slice(lo, middle - lo), kind)
+            lo = middle
+        except pa.ArrowException:
+            hi = middle
+    return lo
+
+
+def _may_cast(has: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of a type mean the same as values of the other one. pyarrow then checks that
+    each value fits."""
+    import pyarrow as pa
+
+    kinds = pa.types
+    if kinds.is_null(has):
+        return True
+    if kinds.is_list(wanted):
+        lists = kinds.is_list(has) or kinds.is_large_list(has) or kinds.is_list_view(has)
+        same = lists and has.value_type == wanted.value_type
+        return same or (lists and _may_cast(has.value_type, wanted.value_type))
+    if kinds.is_integer(wanted):
+        return bool(kinds.is_integer(has))
+    if kinds.is_floating(wanted):
+        return bool(kinds.is_floating(has) or kinds.is_integer(has))
+    if kinds.is_string(wanted):
+        return bool(kinds.is_large_string(has) or kinds.is_string_view(has))
+    if kinds.is_binary(wanted):
+        texts = (kinds.is_large_binary, kinds.is_fixed_size_binary, kinds.is_binary_view)
+        return any(test(has) for test in texts)
+    if kinds.is_date(wanted):
+        return bool(kinds.is_date(has))
+    if kinds.is_timestamp(wanted):
+        return bool(kinds.is_timestamp(has) and has.tz is not None)
+    if kinds.is_decimal(wanted):
+        return bool(kinds.is_decimal(has) or kinds.is_integer(has))
+    return False

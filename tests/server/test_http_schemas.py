@@ -1,0 +1,47 @@
+"""Publishing rows of a schema by HTTP."""
+
+from surecast.client.connection import Client
+from tests.server.opened import Open, run
+
+LINES = {"content_type": "application/x-ndjson"}
+
+
+def test_rows_of_a_schema_can_be_published_by_http() -> None:
+    async def main() -> None:
+        async with Open() as region:
+            new = "/v1/streams/t/events?schema=sym%20string%20not%20null,%20px%20float64"
+            answer = await region.post(new, b'{"sym": "a", "px": 1.5, "key": "k"}', **LINES)
+            assert answer == (200, {"stream": "t", "seqs": [[1, 2]]})
+            path = "/v1/streams/t/events"
+            body = b'{"attributes": {"sym": "b"}, "value": "v"}\n{"sym": "c", "px": "NaN"}\n'
+            assert (await region.post(path, body, **LINES))[0] == 200
+            assert (await region.get("/v1/streams/t"))[1]["schema"] == (
+                "sym string not null, px float64"
+            )
+            code, said = await region.post(path, b'{"sym": "d"}\n{"sym": 4}', **LINES)
+            assert (code, said["error"]) == (
+                400, "line 2: column 'sym' is string, and the event has 4 (int)"
+            )  # fmt: skip
+            code, said = await region.post(path, b"raw")
+            assert code == 400
+            assert "send JSON objects with its fields" in said["error"]
+            code, said = await region.post(path + "?schema=n%20int8", b'{"sym": "d"}', **LINES)
+            assert code == 409
+            assert "has schema='sym string not null, px float64'" in said["error"]
+            code, said = await region.post("/v1/streams/u/events?schema=n", b"{}", **LINES)
+            assert code == 400
+            assert "where a type" in said["error"]
+            address = region.server.nodes[0].address
+            assert address is not None
+            async with Client(f"surecast://127.0.0.1:{address[1]}") as client:
+                found = [
+                    (event.key, event.value, str(event.attributes))
+                    async for event in client.subscribe("t", start="earliest", stop="latest")
+                ]
+            assert found == [
+                (b"k", b"", "{'sym': 'a', 'px': 1.5}"),
+                (None, b"v", "{'sym': 'b', 'px': None}"),
+                (None, b"", "{'sym': 'c', 'px': nan}"),
+            ]
+
+    run(main)
