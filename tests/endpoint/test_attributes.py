@@ -250,6 +250,12 @@ def test_wrong_tables_are_refused_before_any_row_is_sent(
     assert words in str(caught.value)
 
 
+def test_a_table_with_invalid_text_is_refused() -> None:
+    text = pa.array([b"\xff"]).view(pa.string())
+    with pytest.raises(UsageError, match=r"the table is not valid: .*UTF8"):
+        published("s string", pa.table({"s": text}))
+
+
 def test_a_table_with_a_column_twice_is_refused() -> None:
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["n", "n"])
     with pytest.raises(UsageError, match="two columns 'n'"):

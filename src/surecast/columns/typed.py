@@ -98,7 +98,7 @@ _LAYOUTS: Final = {
     Type.LIST: (_LIST, 0),
 }
 _PREFIX: Final = struct.Struct("<IHH")
-_PLANS_MAX: Final = 256  # layouts that a `Types` remembers
+_PLANS_MAX: Final = 16  # layouts that a `Types` remembers
 
 
 class Node(NamedTuple):
@@ -135,7 +135,8 @@ class _Step(NamedTuple):
 
 
 class Types:
-    """The types of a batch's attributes. `types_of` and `types_of_schema` make them."""
+    """The types of a batch's attributes. `types_of` makes them from a code, and columns/schema.py
+    from a schema."""
 
     __slots__ = ("_pack", "_peek", "_plans", "_schema", "_size", "_steps", "code", "nodes")
 
@@ -232,7 +233,8 @@ class Types:
                     raise PeerError(f"attribute {column + 1}: offsets point outside the data")
                 if node.type is Type.STRING:
                     at = self._size + places[2 * buffer + 4]
-                    _check_utf8(bytes(section[at : at + numbers[sized]]), offsets, column)
+                    if not _is_utf8(bytes(section[at : at + numbers[sized]]), offsets):
+                        return False  # pyarrow looks whether this is so in rows that are not null
             elif node.type is Type.DECIMAL:
                 return False  # pyarrow compares the values with the precision
         return True
@@ -345,18 +347,17 @@ def _peek(spots: Sequence[int]) -> Callable[[Body], tuple[int, ...]]:
     return lambda body: tuple(map(unpack(body).__getitem__, places))
 
 
-def _check_utf8(held: bytes, offsets: Any, column: int) -> None:
-    """Raise PeerError if a row of a column of strings is not valid UTF-8."""
+def _is_utf8(held: bytes, offsets: Any) -> bool:
+    """Whether every row of a column of strings is valid UTF-8, also those that are null."""
     if held.isascii():
-        return
+        return True
     try:
         held.decode()
     except UnicodeDecodeError:
-        raise PeerError(f"attribute {column + 1} is not valid UTF-8") from None
+        return False
     # The whole is valid. So each row is, if none begins within a character.
     inner = offsets[(offsets > 0) & (offsets < len(held))]
-    if (np.frombuffer(held, np.uint8)[inner] & 0xC0 == 0x80).any():
-        raise PeerError(f"attribute {column + 1} is not valid UTF-8")
+    return not (np.frombuffer(held, np.uint8)[inner] & 0xC0 == 0x80).any()
 
 
 # ---------------------------------------------------------------- codes
@@ -392,7 +393,7 @@ def _parse_node(code: bytes, at: int, lists: int) -> tuple[Node, int]:
     return Node(kind, nullable, layout, width, None, child), end
 
 
-@lru_cache(1024)
+@lru_cache(256)
 def types_of(code: bytes) -> Types:
     """The types of a code. Raises PeerError if it is not valid."""
     return Types(code)

@@ -152,11 +152,16 @@ class RowWriter:
                 raise UsageError(
                     f"the table has no column {field.name!r}, which is {type_name} and not null"
                 )
+        attributes = pa.Table.from_arrays(arrays, schema=self.schema.types.schema())
+        try:
+            attributes.validate(full=True)  # else the servers would refuse what was made elsewhere
+        except pa.ArrowException as problem:
+            raise UsageError(f"the table is not valid: {_first_line(problem)}") from None
         beside = [name for name in BESIDE if name in names]
         columns = [table.column(name) for name in beside]
         return (
             pa.table(dict(zip(beside, columns, strict=True))),
-            pa.Table.from_arrays(arrays, schema=self.schema.types.schema()),
+            attributes,
         )
 
     def sizes(self, attributes: pa.Table, rows: int) -> Int64s:
