@@ -32,7 +32,7 @@ def lines_of(data: bytes) -> list[bytes]:
         source = publish.Lines(path, None, as_objects=False)
 
         async def read() -> list[bytes]:
-            return [value async for pairs in source.pairs() for _, value in pairs]
+            return [event[1] async for events in source.events(None) for event in events]
 
         try:
             return asyncio.run(read())
@@ -134,7 +134,7 @@ def test_up_exits_with_1_when_a_cluster_is_not_ready_in_time(
 
 CLI = "surecast.cli."
 CHECKS: list[Row] = [
-    (length_of_an_input_line, Edit(CLI + "publish:Lines._pair", "> LINE_BYTES_MAX", "> 1 << 60")),
+    (length_of_an_input_line, Edit(CLI + "publish:Lines._event", "> LINE_BYTES_MAX", "> 1 << 60")),
     (
         number_of_held_lines,
         Edit(CLI + "subscribe:Page.fill", ">= HELD_LINES_MAX", "> 1 << 60"),

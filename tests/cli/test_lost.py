@@ -29,8 +29,8 @@ def run(command: Callable[[str], Any]) -> None:
     async def scenario() -> None:
         async with Served("made") as regions:
             url = regions.url("east")
-            source = Values([(None, b"x")])
-            assert await _publish(url, "", "s", None, "made", source, False) == 0
+            source = Values([(None, b"x", None)])
+            assert await _publish(url, "", "s", {"delivery": "made"}, source, False) == 0
             await command(url)
 
     play(scenario)
@@ -65,8 +65,8 @@ def test_lost_events_without_positions_are_shown() -> None:
 def test_publish_with_an_unknown_delivery_lists_the_known_ones(losing: None) -> None:
     async def scenario() -> None:
         async with Served() as regions:
-            source = Values([(None, b"x")])
+            source = Values([(None, b"x", None)])
             with pytest.raises(NotSupported, match=r"'broadcast'.*'made'"):
-                await _publish(regions.url("east"), "", "s", None, "pigeon", source, False)
+                await _publish(regions.url("east"), "", "s", {"delivery": "pigeon"}, source, False)
 
     play(scenario)

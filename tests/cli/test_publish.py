@@ -71,33 +71,34 @@ def test_rows_of_a_schema_are_published_and_printed(served: Served) -> None:
     url = ("--url", served.url)
     rows = (
         '{"sym": "IBM", "at": "2026-11-19T08:30:00.123456789Z", "blob": "AP8=", "key": "k"}\n'
-        '{"attributes": {"sym": "A", "px": "NaN"}, "value": "hello"}\n'
+        '\n{"attributes": {"sym": "A", "px": "NaN"}, "value": "hello", "tag": "t"}\n\n'
     )
     schema = "sym string not null, px float64, at timestamp(ns), blob binary"
     done = surecast_here("publish", "trades", "--ndjson", "-", "--schema", schema, *url, stdin=rows)
     assert done.stdout == "trades: 1-2 (2 events)\n", done.stderr
     words = ("subscribe", "trades", "--from", "earliest", "--until", "latest", *url)
     assert surecast_here(*words).stdout == (
-        'trades\t1\tk\t{"sym": "IBM", "px": null, "at": "2026-11-19T08:30:00.123456789+00:00", '
+        'trades\t1\tk\t\t{"sym": "IBM", "px": null, "at": "2026-11-19T08:30:00.123456789+00:00", '
         '"blob": "AP8="}\n'
-        'trades\t2\t\t{"sym": "A", "px": "NaN", "at": null, "blob": null}\thello\n'
+        'trades\t2\t\thello\t{"sym": "A", "px": "NaN", "at": null, "blob": null}\n'
     )
     printed = surecast_here(*words, "--json").stdout
     again = surecast_here("publish", "trades", "--ndjson", "-", *url, stdin=printed)
     assert again.stdout == "trades: 3-4 (2 events)\n", again.stderr
     repeated = [json.loads(line) for line in surecast_here(*words, "--json").stdout.splitlines()]
-    shown = [(row["key"], row["value"], row["attributes"]) for row in repeated]
+    shown = [(row["key"], row["value"], row.get("tag"), row["attributes"]) for row in repeated]
+    assert [tag for _, _, tag, _ in shown] == [None, "t", None, "t"]
     assert shown[:2] == shown[2:]
     assert schema in surecast_here("streams", "trades", "--json", *url).stdout
     for source, said in (
-        ('{"sym": 3}', "-, line 1: column 'sym' is string, and the event has 3 (int)"),
-        ('{"sym": "a"}\n{"pxx": 1}', "-, line 2: the schema has no column 'pxx'"),
+        ('{"sym": 3}', "stdin, line 1: column 'sym' is string, and the event has 3 (int)"),
+        ('{"sym": "a"}\n{"pxx": 1}', "stdin, line 2: the schema has no column 'pxx'"),
     ):
         refused = surecast_here("publish", "trades", "--ndjson", "-", *url, stdin=source)
         assert refused.returncode != 0
         assert said in refused.stderr
     refused = surecast_here("publish", "trades", "hello", *url)
-    assert "give its fields as JSON objects, with --ndjson FILE" in refused.stderr
+    assert "give its fields as JSON objects, one a line, with --ndjson FILE" in refused.stderr
     refused = surecast_here("publish", "other", "hello", "--schema", "a int9", *url)
     assert "'int9' where a type" in refused.stderr
     refused = surecast_here("publish", "other", "--ndjson", "-", *url, stdin='{"sym": "a"}')

@@ -131,8 +131,11 @@ def test_a_schema_can_be_given_as_text_or_as_arrow_and_is_fixed() -> None:
             assert (await client.stream("a")).schema == schema
             with pytest.raises(StreamConfigMismatch, match="schema='n int64 not null', but 'n int"):
                 await client.stream("a", schema="n int64")
+            (info,) = await client.streams("a")
+            assert (await client.stream("copy", schema=info.schema)).schema == schema
             assert (await client.stream("b")).schema is None
-            with pytest.raises(StreamConfigMismatch, match="schema=''"):
+            assert (await client.stream("b", schema="")).schema is None  # as in its info
+            with pytest.raises(StreamConfigMismatch, match="has schema=None"):
                 await client.stream("b", schema=schema)
             with pytest.raises(UsageError, match="create=False opens a stream as it is"):
                 await client.stream("a", schema=schema, create=False)
@@ -147,7 +150,7 @@ def test_a_schema_can_be_given_as_text_or_as_arrow_and_is_fixed() -> None:
             wide = ", ".join(f"a_rather_long_name_{n} int64" for n in range(200))
             with pytest.raises(UsageError, match="about 4,000 characters"):
                 await client.stream("c", schema=wide)
-            assert [info.name for info in await client.streams()] == ["a", "b"]
+            assert [info.name for info in await client.streams()] == ["a", "b", "copy"]
 
     play(scenario)
 
@@ -192,6 +195,8 @@ def test_servers_refuse_batches_that_do_not_have_the_columns_of_the_schema() -> 
                 batch = Batch.of(stream.stream_id, [b""], attributes=made)
                 with pytest.raises(PublishError, match="exactly the columns"):
                     await (await stream.publish_batch(batch))
+            with pytest.raises(UsageError, match="for rows and tables there is publish_many"):
+                await stream.publish_batch([{"n": 1}])  # type: ignore[arg-type]
             opaque = await client.stream("o")
             batch = Batch.of(opaque.stream_id, [b""], attributes=narrow)
             with pytest.raises(PublishError, match="exactly the columns"):

@@ -92,6 +92,8 @@ WRONG = [
     ("f float64", 10**400, "out of range"),
     ("f float32", 1e300, "out of range"),
     ("f float32", 3.4028235677973366e38, "out of range"),
+    ("f float32", (1 << 24) + 1, "it has too many digits"),
+    ("f float32", 1 << 128, "out of range"),
     ("s string", b"a", "has b'a' (bytes)"),
     ("s string", "\ud800", "not valid Unicode"),
     ("x binary", "a", "has 'a' (str)"),
@@ -135,6 +137,9 @@ def test_messages_name_missing_and_unknown_columns() -> None:
         made.row({"symm": "a"}, 0)
     with pytest.raises(UsageError, match=r"no column 'q' \(it has sym, px\)"):
         made.row({"q": "a"})
+    for many in (pa.table({"sym": ["a"]}), [{"sym": "a"}]):
+        with pytest.raises(UsageError, match="for a table or a list use publish_many"):
+            made.row(many)
     with pytest.raises(UsageError, match=r"an event is a dict of its fields.*the event is b'x'"):
         made.row(b"x")
 
@@ -207,18 +212,19 @@ def test_tables_are_cast_to_the_schema() -> None:
         "day": pa.array([date(2026, 1, 1)] * 3, pa.date64()),
         "x": pa.array([b"ab", b"cd", b"ef"], pa.binary(2)),
         "l": pa.array([[1], [], None], pa.large_list(pa.int16())),
+        "c": pa.array([1, 2, 99], pa.int64()),
         "key": [b"1", b"2", None],
     })  # fmt: skip
     schema = (
         "n int64 not null, s string, f float64, t timestamp, day date, x binary, l list(int8), "
-        "absent int8"
+        "absent int8, c decimal(4, 2)"
     )
     at = AT.replace(microsecond=0)
     day = date(2026, 1, 1)
     assert rows(published(schema, table)) == [
-        (b"1", b"", None, 1, "a", 1.0, at, day, b"ab", [1], None),
-        (b"2", b"", None, 2, "b", None, at, day, b"cd", [], None),
-        (None, b"", None, 3, None, 3.0, at, day, b"ef", None, None),
+        (b"1", b"", None, 1, "a", 1.0, at, day, b"ab", [1], None, Decimal(1)),
+        (b"2", b"", None, 2, "b", None, at, day, b"cd", [], None, Decimal(2)),
+        (None, b"", None, 3, None, 3.0, at, day, b"ef", None, None, Decimal(99)),
     ]
     (batch,) = published("n int64", table.select(["n"]).to_batches()[0].slice(1, 2))
     assert rows([batch]) == [(None, b"", None, 2), (None, b"", None, 3)]
@@ -227,7 +233,14 @@ def test_tables_are_cast_to_the_schema() -> None:
 
 TABLES = [
     ("n int64", {"n": ["1"]}, "column 'n' is int64 in the schema, but string in the table"),
-    ("n int64", {"n": [1.0]}, "but double in the table"),
+    ("n int64", {"n": [1.0]}, "in pandas, a column of whole numbers with missing values is float"),
+    ("f float32", {"f": [math.inf, 1e300]}, "column 'f' is float32, and row 1 has 1e+300: out of"),
+    ("c decimal(4, 2)", {"c": [1, 100]}, "row 1 has "),
+    (
+        "n int64",
+        {"n": [1], "__index_level_0__": [7]},
+        "publish_many(df.reset_index(drop=True))",
+    ),
     ("n int64", {"n": [True]}, "but bool in the table"),
     ("n int8", {"n": [1, 2, 300, 400]}, "column 'n' is int8, and row 2 has 300 (int64): "),
     ("f float64", {"f": [0, (1 << 53) + 1]}, "row 1 has 9007199254740993"),

@@ -1,6 +1,7 @@
 """Events as lines of JSON."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 
@@ -8,11 +9,15 @@ from surecast.endpoint.attributes import RowWriter, writer_of
 from surecast.errors import UsageError
 from surecast.server.ndjson import as_json, parse_line, parse_lines, parse_row
 
+MICRO = datetime(1970, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
+
 
 @pytest.mark.parametrize(
     ("line", "pair"),
     [
         (b'{"key": "k", "value": "v"}', (b"k", b"v")),
+        (b'{"value": "v", "tag": "t"}', (None, b"v", b"t")),
+        (b'{"value": "v", "tag_base64": "AP8="}', (None, b"v", b"\x00\xff")),
         (b'{"value": "v"}', (None, b"v")),
         (b'{"key": "", "value": ""}', (b"", b"")),
         (b'{"key": "k"}', (b"k", b"")),
@@ -24,8 +29,8 @@ from surecast.server.ndjson import as_json, parse_line, parse_lines, parse_row
         (b'{"stream": "s", "seq": 4, "kind": "event", "time": "x", "value": "v"}', (None, b"v")),
     ],
 )
-def test_lines_of_json_are_parsed_as_events(line: bytes, pair: tuple[bytes | None, bytes]) -> None:
-    assert parse_line(line) == pair
+def test_lines_of_json_are_parsed_as_events(line: bytes, pair: tuple[bytes | None, ...]) -> None:
+    assert parse_line(line) == (*pair, None)[:3]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +44,9 @@ def test_lines_of_json_are_parsed_as_events(line: bytes, pair: tuple[bytes | Non
         (b'{"value_base64": "?"}', "value_base64 is not base64"),
         (b'{"value_base64": 3}', "value_base64 is not base64"),
         (b'{"kind": "void", "seq": 3}', "'void' cannot be published"),
-        (b'{"value": "v", "attributes": {"n": 1}}', "the stream has no schema"),
+        (b'{"value": "v", "attributes": {"n": 1}}', "for streams that were created with a schema"),
+        (b'{"value": "v", "time": "x"}', "unknown field 'time'"),
+        (b'{"tag": 3}', "a tag is text (or use tag_base64)"),
         (b"[" * 100_000, "not"),
         (b'{"key": "\xff"}', "not UTF-8; other bytes go into key_base64"),
         (b'{"\xff": 1}', "not UTF-8"),
@@ -60,7 +67,7 @@ def test_the_error_names_the_wrong_line() -> None:
 @pytest.mark.parametrize("data", [b"", b"text", "ü\n\t".encode(), b"\x00\xff"])
 def test_events_shown_as_json_can_be_published_again(data: bytes) -> None:
     line = json.dumps({**as_json("key", data), **as_json("value", data)}).encode()
-    assert parse_line(line) == (data, data)
+    assert parse_line(line) == (data, data, None)
 
 
 # ---------------------------------------------------------------- streams with a schema
@@ -68,7 +75,9 @@ def test_events_shown_as_json_can_be_published_again(data: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def writer() -> RowWriter:
-    made = writer_of("sym string not null, px float64, at timestamp")
+    made = writer_of(
+        "sym string not null, px float64, at timestamp, dec decimal(6, 2), blob binary, day date"
+    )
     assert made is not None
     return made
 
@@ -79,7 +88,9 @@ def writer() -> RowWriter:
         (b'{"sym": "a", "px": 1}', {"sym": "a", "px": 1}),
         (b'{"attributes": {"sym": "a"}, "key": "k"}', {"sym": "a", "key": b"k"}),
         (b'{"attributes": {"sym": "a"}, "px": "NaN"}', {"sym": "a", "px": "nan"}),
-        (b'{"sym": "a", "value_base64": "AP8=", "seq": 7}', {"sym": "a", "value": b"\x00\xff"}),
+        (b'{"sym": "a", "value_base64": "AP8="}', {"sym": "a", "value": b"\x00\xff"}),
+        (b'{"sym": "a", "tag": "t", "seq": 7, "kind": "event"}', {"sym": "a", "tag": b"t"}),
+        (b'{"sym": "a", "at": "1970-01-01T00:00:00.0000010000Z"}', {"sym": "a", "at": MICRO}),
     ],
 )
 def test_lines_with_fields_are_parsed_as_rows(
@@ -95,7 +106,17 @@ def test_lines_with_fields_are_parsed_as_rows(
         (b'{"px": 1}', "column 'sym' is string and not null, but the event has no value"),
         (b'{"sym": 1}', "column 'sym' is string, and the event has 1 (int)"),
         (b'{"sym": "a", "at": "2026-11-19T08:30:00"}', "it has no time zone"),
-        (b'{"sym": "a", "at": "yesterday"}', "column 'at' is timestamp, and the event has 'yest"),
+        (b'{"sym": "a", "at": "yesterday"}', "it is not a time such as 2026-11-19T08:30:00Z"),
+        (b'{"sym": "a", "at": "1970-01-01T00:00:00.1234567Z"}', "more precise than the column"),
+        (b'{"sym": "a", "at": 17}', "write times as text, such as 2026-11-19T08:30:00Z"),
+        (b'{"sym": "a", "dec": 1.25}', 'write decimals as text, such as "1.25"'),
+        (b'{"sym": "a", "dec": "x"}', "it is not a decimal number"),
+        (
+            b'{"sym": "a", "blob": "xx!"}',
+            "column 'blob' is binary, and the event has 'xx!': it is",
+        ),
+        (b'{"sym": "a", "day": "today"}', "it is not a date such as 2026-11-19"),
+        (b'{"sym": "a", "time": "x"}', "the schema has no column 'time'"),
         (b'{"sym": "a", "pxx": 1}', "the schema has no column 'pxx': did you mean 'px'?"),
         (b'{"sym": "a", "attributes": {"sym": "b"}}', "the field 'sym' is given twice"),
         (b'{"attributes": [1]}', "attributes are an object"),

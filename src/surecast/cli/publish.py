@@ -39,10 +39,13 @@ LINE_BYTES_MAX = 16 << 20
 WAITS_S = 3.0  # after this time without an acknowledgement, a message says why
 CLOSE_S = 1.0  # after Ctrl-C, time to wait for acknowledgements
 PROGRESS_S = 2.0  # publishing that takes longer shows its progress
-NEEDS_OBJECTS = "the stream has a schema: give its fields as JSON objects, with --ndjson FILE"
+NEEDS_OBJECTS = (
+    "the stream has a schema: give its fields as JSON objects, one a line, with --ndjson FILE "
+    '(- for stdin), such as {"sym": "IBM", "px": 81.2}'
+)
 RUNS_SHOWN = 8  # ranges of positions that are printed; the others are only counted
 
-Pairs = list[tuple[bytes | None, bytes]]  # the key and the value of each event
+Events = list[tuple[bytes | None, bytes, bytes | None]]  # key, value and tag of each event
 Rows = list[dict[str, Any]]  # events of a stream with a schema
 
 
@@ -71,11 +74,11 @@ def publish(
         str, typer.Option(help="Delivery of a new stream (docs/client.md). Default: broadcast.")
     ] = "",
     schema: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Typed fields of a new stream, such as 'sym string not null, px float64'."
         ),
-    ] = "",
+    ] = None,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
@@ -98,11 +101,11 @@ def publish(
     policy = parse_retention(retain)
     common = None if key is None else key.encode()
     if values:
-        source: Source = Values([(common, value.encode()) for value in values])
+        source: Source = Values([(common, value.encode(), None) for value in values])
     else:
         source = Lines(ndjson or lines or Path("-"), common, as_objects=ndjson is not None)
     arguments: dict[str, Any] = {"retain": policy, "delivery": delivery}
-    if schema:
+    if schema is not None:
         from surecast.columns.schema import read_schema
 
         arguments["schema"] = read_schema(schema).text
@@ -165,6 +168,8 @@ async def _all(
 ) -> None:
     """Publish all events of `source`, and show progress if that takes long. `arguments` are those
     of `Client.stream`."""
+    from surecast.server.ndjson import columns_of
+
     began = time.monotonic()
     bar: Bar | None = None
     stream: Stream | None = None
@@ -176,10 +181,8 @@ async def _all(
             if stream is None:
                 stream = await client.stream(name, **arguments)
             if stream.schema is None:
-                pairs = cast("Pairs", some)
-                keys = [key for key, _ in pairs]
-                given = keys if any(key is not None for key in keys) else None
-                published = await stream.publish_many([value for _, value in pairs], keys=given)
+                keys, values, tags = columns_of(cast("Events", some))
+                published = await stream.publish_many(values, keys=keys, tags=tags)
             else:
                 published = await stream.publish_many(cast("Rows", some))
             for run in published.runs:
@@ -232,11 +235,11 @@ class Values:
 
     total = 0.0  # there is no file whose size could be compared with `position`
 
-    def __init__(self, given: Pairs) -> None:
+    def __init__(self, given: Events) -> None:
         self.given = given
         self.position = 0.0
 
-    async def events(self, writer: "RowWriter | None") -> AsyncIterator[Pairs | Rows]:
+    async def events(self, writer: "RowWriter | None") -> AsyncIterator[Events | Rows]:
         if writer is not None:
             raise UsageError(NEEDS_OBJECTS)
         yield self.given
@@ -263,7 +266,7 @@ class Lines:
         except OSError as problem:
             raise UsageError(f"cannot read {self.path}: {problem.strerror}") from None
 
-    async def events(self, writer: "RowWriter | None") -> AsyncIterator[Pairs | Rows]:
+    async def events(self, writer: "RowWriter | None") -> AsyncIterator[Events | Rows]:
         """The events, for a stream with a schema (`writer`) or without."""
         if writer is not None and not self.as_objects:
             raise UsageError(NEEDS_OBJECTS)
@@ -273,30 +276,38 @@ class Lines:
             self.position += len(data)
             whole, newline, tail = data.rpartition(b"\n")
             if newline:
-                yield [self._parsed(line, parse) for line in (rest + whole).split(b"\n")]
+                yield self._parsed((rest + whole).split(b"\n"), parse)
                 rest = tail
             else:
                 rest += data
             if len(rest) > LINE_BYTES_MAX:
                 raise UsageError(f"line {self.number + 1} is longer than {LINE_BYTES_MAX:,} bytes")
         if rest:
-            yield [self._parsed(rest, parse)]
+            yield self._parsed([rest], parse)
 
     def _parser(self, writer: "RowWriter | None") -> "Callable[[bytes], Any]":
         if not self.as_objects:
-            return lambda line: (self.key, line)
+            return lambda line: (self.key, line, None)
         from surecast.server.ndjson import parse_line, parse_row
 
         return parse_line if writer is None else partial(parse_row, writer=writer)
 
-    def _parsed(self, line: bytes, parse: "Callable[[bytes], Any]") -> Any:
+    def _parsed(self, lines: list[bytes], parse: "Callable[[bytes], Any]") -> list[Any]:
+        """The events in some lines; blank lines between JSON objects are skipped."""
+        events = [self._event(line, parse) for line in lines]
+        return [event for event in events if event is not None]
+
+    def _event(self, line: bytes, parse: "Callable[[bytes], Any]") -> Any:
         self.number += 1
+        if self.as_objects and not line.strip():
+            return None
         if len(line) > LINE_BYTES_MAX:
             raise UsageError(f"line {self.number} is longer than {LINE_BYTES_MAX:,} bytes")
         try:
             return parse(line)
         except UsageError as problem:
-            raise UsageError(f"{self.path}, line {self.number}: {problem}") from None
+            source = "stdin" if str(self.path) == "-" else self.path
+            raise UsageError(f"{source}, line {self.number}: {problem}") from None
 
 
 async def _read(file: int) -> bytes:

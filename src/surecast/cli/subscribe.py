@@ -58,7 +58,7 @@ def subscribe(
     as_json: AsJson = False,
 ) -> None:
     """Print events as they arrive: stream, position, key and value, separated by tabs. The
-    attributes of a stream with a schema are printed as JSON before the value.
+    attributes of a stream with a schema follow as JSON.
 
     Events are in order within each stream. Line breaks and bytes that are not text are escaped;
     --json contains them exactly. For events that a stream's delivery has lost, a line shows their
@@ -234,11 +234,10 @@ def as_line(event: "Event") -> str:
         positions = f"{where.start}-{where.stop - 1}" if where else "-"
         return f"{event.stream}\t{positions}\t({event.kind})\t{event.reason}\n"
     key = "" if event.key is None else _text(event.key)
-    value = _text(event.value)
+    more = ""
     if event.schema is not None:
-        attributes = json.dumps(_attributes(event), ensure_ascii=False)
-        value = f"{attributes}\t{value}" if value else attributes
-    return f"{event.stream}\t{event.seq}\t{key}\t{value}\n"
+        more = "\t" + json.dumps(_attributes(event), ensure_ascii=False)
+    return f"{event.stream}\t{event.seq}\t{key}\t{_text(event.value)}{more}\n"
 
 
 def _attributes(event: "Event") -> dict[str, Any]:

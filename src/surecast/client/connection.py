@@ -547,8 +547,8 @@ class Client:
 
 
 def _schema_text(schema: pa.Schema | str | None) -> str:
-    """The canonical text of a schema; "" for None."""
-    if schema is None:
+    """The canonical text of a schema; "" if there is none (None, or "" as in StreamInfo)."""
+    if schema is None or schema == "":
         return ""
     if isinstance(schema, str):
         return read_schema(schema).text

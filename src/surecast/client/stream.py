@@ -204,6 +204,11 @@ class Stream:
         end when it is on disk. Both are 0 if a named publisher published this batch before, so long
         ago that its positions are not known any more.
         """
+        if not isinstance(batch, Batch):
+            raise UsageError(
+                f"publish_batch takes a surecast.columns.batch.Batch, not {type(batch).__name__}; "
+                "for rows and tables there is publish_many(...)"
+            )
         waited_for = f"room to publish a batch of {self.name!r}; the batch may still be published"
         async with within(timeout, waited_for, maybe_taken=True):
             return await send(self._outbox, PreparedBatch(batch, batch.nbytes))

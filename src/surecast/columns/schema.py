@@ -54,6 +54,14 @@ _TEXTS: Final = {
     **{kind: f"timestamp({unit})" for unit, kind in _UNITS.items()},
     Type.TIMESTAMP_US: "timestamp",
 }
+# What people write for a type → what to write here.
+_SIMILAR: Final = {
+    "int": "int64 or int32", "integer": "int64 or int32", "long": "int64", "bigint": "int64",
+    "short": "int16", "byte": "int8", "float": "float32 or float64", "double": "float64",
+    "real": "float32", "text": "string", "str": "string", "utf8": "string", "varchar": "string",
+    "boolean": "bool", "bytes": "binary", "date32": "date", "datetime": "timestamp",
+    "numeric": "decimal(precision, scale)", "array": "list(type)",
+}  # fmt: skip
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # other names are written in backquotes
 # Controls, line separators, marks of writing direction, surrogates.
 _UNREADABLE: Final = re.compile(
@@ -233,14 +241,20 @@ class _Parser:
                 if self.takes(")"):
                     return bytes([Type.LIST]) + kind
         self.at = begin
-        self.refuse(f"a type ({', '.join(_NAMES)}, timestamp, decimal(10, 2) or list(string))")
+        hint = f": did you mean {_SIMILAR[name]}?" if name in _SIMILAR else ""
+        if name == "decimal":
+            hint = ": a decimal has a precision of 1 to 38 and a scale, such as decimal(10, 2)"
+        types = f"{', '.join(_NAMES)}, timestamp, decimal(10, 2) or list(string)"
+        self.refuse(f"a type ({types})", hint)
 
     def arguments(self, count: int) -> list[str]:
         """Words in parentheses; the opening one is taken already."""
         words = [self.take("a word").lower()]
-        while len(words) < count and self.takes(","):
+        while len(words) < count:
+            if not self.takes(","):
+                self.refuse("a comma")
             words.append(self.take("a word").lower())
-        if len(words) != count or not self.takes(")"):
+        if not self.takes(")"):
             self.refuse("')'")
         return words
 
@@ -258,7 +272,9 @@ class _Parser:
         self.at = match.end()
         return True
 
-    def refuse(self, wanted: str) -> NoReturn:
+    def refuse(self, wanted: str, hint: str = "") -> NoReturn:
         rest = self.text[self.at : self.at + 20]
         found = repr(rest) if rest else "the end"
-        raise UsageError(f"schema: {found} where {wanted} should be (at character {self.at + 1})")
+        raise UsageError(
+            f"schema: {found} where {wanted} should be (at character {self.at + 1}){hint}"
+        )

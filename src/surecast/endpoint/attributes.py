@@ -26,7 +26,7 @@ from surecast.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Fields", "RowWriter", "TypedRow", "fields_of", "writer_of"]
+__all__ = ["Fields", "RowWriter", "TypedRow", "fields_of", "shown", "writer_of"]
 
 BESIDE: Final = ("value", "key", "tag")  # the columns that every event has
 _SHOWN: Final = 60  # characters of a value in messages
@@ -76,10 +76,12 @@ class RowWriter:
     def row(self, row: Any, number: int | None = None) -> TypedRow:
         """A checked row. `number` is that of the row in a list, for messages."""
         place = "the event" if number is None else f"row {number}"
+        if hasattr(row, "__arrow_c_stream__") or isinstance(row, list):
+            raise UsageError("publish takes one event; for a table or a list use publish_many(...)")
         if not isinstance(row, Mapping):
             raise UsageError(
                 "the stream has a schema, so an event is a dict of its fields, such as "
-                f"{{{self.schema.names[0]!r}: ...}}; {place} is {_shown(row)}. Bytes beside the "
+                f"{{{self.schema.names[0]!r}: ...}}; {place} is {shown(row)}. Bytes beside the "
                 "fields go into 'value'"
             )
         if not row.keys() <= self._names:
@@ -103,7 +105,7 @@ class RowWriter:
                 except _Wrong as wrong:
                     why = f": {wrong}" if str(wrong) else ""
                     raise UsageError(
-                        f"column {name!r} is {type_name}, and {place} has {_shown(value)} "
+                        f"column {name!r} is {type_name}, and {place} has {shown(value)} "
                         f"({type(value).__name__}){why}"
                     ) from None
                 nbytes += size
@@ -114,8 +116,10 @@ class RowWriter:
         """The message for a field that the schema does not have."""
         near = difflib.get_close_matches(str(name)[:_SHOWN], self.schema.names, 1)
         hint = f": did you mean {near[0]!r}?" if near else ""
+        if str(name).startswith("__index_level_"):
+            return "the data frame has an index: give publish_many(df.reset_index(drop=True))"
         names = ", ".join(self.schema.names[:8]) + (", ..." if len(self.schema.names) > 8 else "")
-        return f"the schema has no column {_shown(name)}{hint or f' (it has {names})'}"
+        return f"the schema has no column {shown(name)}{hint or f' (it has {names})'}"
 
     def attributes(self, rows: Iterable[Fields]) -> Attributes:
         """The attributes of checked rows."""
@@ -199,7 +203,8 @@ class RowWriter:
 # ---------------------------------------------------------------- single values
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value for a message."""
     text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
@@ -221,7 +226,7 @@ def _check_of(kind: pa.DataType) -> _Check:
     if pa.types.is_integer(kind):
         return partial(_integer, 1 << (kind.bit_width - 1))
     if pa.types.is_floating(kind):
-        return partial(_float, _FLOAT32_END if kind.bit_width == 32 else math.inf)
+        return partial(_float, kind.bit_width == 32)
     if pa.types.is_string(kind):
         return _string
     if pa.types.is_binary(kind):
@@ -249,19 +254,18 @@ def _integer(limit: int, value: Any) -> tuple[Any, int]:
     return value, _FIXED_BYTES
 
 
-def _float(limit: float, value: Any) -> tuple[Any, int]:
+def _float(is_single: bool, value: Any) -> tuple[Any, int]:
     value = _plain(value)
     if type(value) is int:
-        try:
-            made = float(value)
-        except OverflowError:
-            raise _Wrong("out of range") from None
+        if abs(value) >> 1024:
+            raise _Wrong("out of range")
+        made = float(np.float32(value)) if is_single and abs(value) < 1 << 127 else float(value)
         if made != value:
             raise _Wrong("it has too many digits")
         value = made
     if type(value) is not float:
         raise _Wrong
-    if limit <= abs(value) < math.inf:
+    if is_single and _FLOAT32_END <= abs(value) < math.inf:
         raise _Wrong("out of range")
     return value, _FIXED_BYTES
 
@@ -416,17 +420,34 @@ def _cast(field: pa.Field, type_name: str, column: Any) -> pa.ChunkedArray:
         hint = ""
         if pa.types.is_timestamp(column.type) and pa.types.is_timestamp(field.type):
             hint = ": its times have no time zone. Give them one, for example with dt.tz_localize"
+        elif pa.types.is_floating(column.type) and pa.types.is_integer(field.type):
+            hint = (
+                ": in pandas, a column of whole numbers with missing values is float; use "
+                'astype("Int64")'
+            )
         raise UsageError(
             f"column {field.name!r} is {type_name} in the schema, but {column.type} in the "
             f"table{hint}"
         )
+    if pa.types.is_decimal(field.type) and pa.types.is_integer(column.type):
+        # pyarrow wants room for every number of the integer type before it looks at the values.
+        column = pc.cast(column, pa.decimal256(19 + field.type.scale, field.type.scale))
     try:
-        return pc.cast(column, field.type)
+        made = pc.cast(column, field.type)
+        if pa.types.is_float32(field.type):  # finite numbers must not become infinite
+            endless = pc.and_(pc.is_inf(made), pc.invert(pc.is_inf(pc.cast(column, pa.float64()))))
+            if pc.any(endless).as_py():
+                row = pc.index(endless, True).as_py()
+                raise UsageError(
+                    f"column {field.name!r} is {type_name}, and row {row} has "
+                    f"{shown(column[row].as_py())}: out of range"
+                )
+        return made
     except pa.ArrowException as problem:
         row = _first_wrong(column, field.type)
         raise UsageError(
             f"column {field.name!r} is {type_name}, and row {row} has "
-            f"{_shown(column[row].as_py())} ({column.type}): {_first_line(problem)}"
+            f"{shown(column[row].as_py())} ({column.type}): {_first_line(problem)}"
         ) from None
 
 

@@ -9,7 +9,6 @@ does not have, are the texts "NaN", "Infinity" and "-Infinity".
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,36 +18,53 @@ from typing import Any, Final
 
 from surecast.columns.schema import Schema
 from surecast.columns.typed import Node, Type
+from surecast.endpoint.attributes import shown
+from surecast.errors import UsageError
 
 __all__ = ["from_json", "to_json"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_NANOSECONDS: Final = re.compile(r"(.*[Tt ]\d\d:\d\d:\d\d\.\d{6})(\d{1,3})(.*)", re.ASCII)
+# More than six digits after the point, which datetime does not read.
+_NANOSECONDS: Final = re.compile(r"(.*[Tt ]\d\d:\d\d:\d\d\.\d{6})(\d+)(.*)", re.ASCII)
+_EXAMPLE: Final = "2026-11-19T08:30:00Z"
 _FLOATS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def from_json(schema: Schema, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a JSON object as Python values. A value that has the wrong form is returned as
-    it is: the check of the row (attributes.py) refuses it and names its column."""
+    """The fields of a JSON object as Python values. Raises UsageError if a text cannot be read; the
+    check of the row (attributes.py) refuses what has another type."""
     found = dict(row)
-    for name, node in zip(schema.names, schema.types.nodes, strict=True):
+    columns = zip(schema.names, schema.types.nodes, schema.type_names, strict=True)
+    for name, node, type_name in columns:
         if name in found:
-            found[name] = _read(node, found[name])
+            value = found[name]
+            try:
+                found[name] = _read(node, value)
+            except (ValueError, OverflowError, InvalidOperation) as problem:
+                why = str(problem) if type(problem) is _NotReadable else "it cannot be read"
+                raise UsageError(
+                    f"column {name!r} is {type_name}, and the event has {shown(value)}: {why}"
+                ) from None
     return found
 
 
+class _NotReadable(ValueError):
+    """The text says what is wrong, and how to write the value."""
+
+
 def _read(node: Node, value: Any) -> Any:
-    if node.child is not None:
-        if isinstance(value, list):
-            return [_read(node.child, item) for item in value]
-        return value
-    read = _READERS.get(node.type)
-    if read is None or not isinstance(value, str):
-        return value
-    try:
-        return read(value)
-    except (ValueError, OverflowError, InvalidOperation, binascii.Error):
-        return value
+    if node.child is not None and isinstance(value, list):
+        return [_read(node.child, item) for item in value]
+    if value is None:
+        return None
+    if isinstance(value, str):
+        read = _READERS.get(node.type)
+        return value if read is None else read(value)
+    if node.type is Type.DECIMAL and not isinstance(value, int):
+        raise _NotReadable('write decimals as text, such as "1.25"')
+    if node.type in _TIMES and not isinstance(value, list | dict):
+        raise _NotReadable(f"write times as text, such as {_EXAMPLE}")
+    return value
 
 
 def _read_float(text: str) -> Any:
@@ -56,18 +72,45 @@ def _read_float(text: str) -> Any:
 
 
 def _read_bytes(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise _NotReadable("it is not base64") from None
 
 
-def _read_nanoseconds(text: str) -> Any:
+def _read_date(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise _NotReadable("it is not a date such as 2026-11-19") from None
+
+
+def _read_decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise _NotReadable("it is not a decimal number") from None
+
+
+def _read_time(text: str) -> datetime:
     match = _NANOSECONDS.fullmatch(text)
-    more = 0
-    if match is not None:
-        text = match[1] + match[3]
-        more = int(match[2].ljust(3, "0"))
-    time = datetime.fromisoformat(text)
+    if match is not None and match[2].strip("0"):
+        raise _NotReadable("it is more precise than the column")
+    try:
+        time = datetime.fromisoformat(text if match is None else match[1] + match[3])
+    except ValueError:
+        raise _NotReadable(f"it is not a time such as {_EXAMPLE}") from None
     if time.tzinfo is None:
-        return time  # refused by the check of the row
+        raise _NotReadable("it has no time zone: append Z, or for example +01:00")
+    return time
+
+
+def _read_nanoseconds(text: str) -> int:
+    match = _NANOSECONDS.fullmatch(text)
+    time = _read_time(text if match is None else match[1] + match[3])
+    more = 0 if match is None else int(match[2].ljust(3, "0")[:3])
+    if match is not None and match[2][3:].strip("0"):
+        raise _NotReadable("it is more precise than the column")
     return (time - _EPOCH) // timedelta(microseconds=1) * 1000 + more
 
 
@@ -75,13 +118,14 @@ _READERS: Final[dict[Type, Callable[[str], Any]]] = {
     Type.FLOAT32: _read_float,
     Type.FLOAT64: _read_float,
     Type.BINARY: _read_bytes,
-    Type.DATE: date.fromisoformat,
-    Type.DECIMAL: Decimal,
-    Type.TIMESTAMP_S: datetime.fromisoformat,
-    Type.TIMESTAMP_MS: datetime.fromisoformat,
-    Type.TIMESTAMP_US: datetime.fromisoformat,
+    Type.DATE: _read_date,
+    Type.DECIMAL: _read_decimal,
+    Type.TIMESTAMP_S: _read_time,
+    Type.TIMESTAMP_MS: _read_time,
+    Type.TIMESTAMP_US: _read_time,
     Type.TIMESTAMP_NS: _read_nanoseconds,
 }
+_TIMES: Final = (Type.DATE, Type.TIMESTAMP_S, Type.TIMESTAMP_MS, Type.TIMESTAMP_US)
 
 
 def to_json(schema: Schema, fields: Sequence[Any]) -> dict[str, Any]:

@@ -139,6 +139,8 @@ def _mismatch(name: str, info: StreamInfo | None, spec: StreamSpec) -> StreamCon
             what, has, requested = "delivery", repr(info.delivery), repr(spec.delivery)
         elif spec.schema not in ("", info.schema):
             what, has, requested = "schema", repr(info.schema), repr(spec.schema)
+            if not info.schema:
+                has = "None (it was created without one)"
         elif spec.options not in ((), info.options):
             what, has, requested = "options", str(dict(info.options)), str(dict(spec.options))
     return StreamConfigMismatch(

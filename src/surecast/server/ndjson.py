@@ -1,15 +1,16 @@
 """Parses events given as lines of JSON; the HTTP port and `surecast publish` use the same format.
 
     {"key": "user:42", "value": "some text"}
-    {"key_base64": "AP8=", "value_base64": "AP8="}
+    {"key_base64": "AP8=", "value_base64": "AP8=", "tag": "red"}
 
 A value that is neither text nor null is published as its JSON text. If the stream has a schema, its
 fields are beside key and value, or in an object `attributes`, in the form of attributes_json.py:
 
     {"key": "IBM", "sym": "IBM", "px": 81.2}
 
-The output of `surecast subscribe --json` is accepted as input, too. Only its keys, values and
-attributes are used. Its lines of kind "void", which report obsolete positions, are refused.
+The output of `surecast subscribe --json` is accepted as input, too: in lines with a field `kind`,
+stream, position and time are ignored. Its lines of kind "void", which report obsolete positions,
+are refused.
 """
 
 import base64
@@ -23,14 +24,23 @@ from surecast.endpoint.attributes import RowWriter
 from surecast.endpoint.attributes_json import from_json
 from surecast.errors import UsageError
 
-__all__ = ["Pair", "Row", "as_json", "parse_line", "parse_lines", "parse_row", "parse_slices"]
+__all__ = [
+    "Parsed",
+    "Row",
+    "as_json",
+    "columns_of",
+    "parse_line",
+    "parse_lines",
+    "parse_row",
+    "parse_slices",
+]
 
-Pair = tuple[bytes | None, bytes]  # key, value
+Parsed = tuple[bytes | None, bytes, bytes | None]  # key, value, tag
 Row = dict[str, Any]  # of a stream with a schema: fields, and key and value
 
-_KNOWN = {"key", "key_base64", "value", "value_base64"}
-# Further fields in the output of `surecast subscribe --json`.
-_SHOWN = {"stream", "seq", "time", "kind", "range", "reason", "tag", "tag_base64", "attributes"}
+_KNOWN = {"key", "key_base64", "value", "value_base64", "tag", "tag_base64"}
+# Further fields in the output of `surecast subscribe --json`, all of which have a kind.
+_SHOWN = {"stream", "seq", "time", "kind", "range", "reason"}
 _decoder = msgspec.json.Decoder()
 T = TypeVar("T")
 
@@ -63,34 +73,50 @@ def parse_slices(body: bytes, lines_max: int, parse: Callable[[bytes], T]) -> It
         number += len(lines)
 
 
-def parse_line(line: bytes) -> Pair:
+def parse_line(line: bytes) -> Parsed:
     """The event in a line; a missing value is published as empty. Raises UsageError."""
     fields = _object(line)
-    if fields.get("attributes"):
-        raise UsageError("the stream has no schema, so its events have no attributes")
-    if unknown := sorted(fields.keys() - _KNOWN - _SHOWN):
-        raise UsageError(f"unknown field {unknown[0]!r}; allowed: {', '.join(sorted(_KNOWN))}")
+    if unknown := sorted(fields.keys() - _KNOWN):
+        raise UsageError(
+            f"unknown field {unknown[0]!r}; allowed: {', '.join(sorted(_KNOWN))}. Other fields are "
+            "for streams that were created with a schema"
+        )
     value = _bytes(fields, "value")
-    return _bytes(fields, "key"), b"" if value is None else value
+    return _bytes(fields, "key"), b"" if value is None else value, _bytes(fields, "tag")
 
 
 def parse_row(line: bytes, writer: RowWriter) -> Row:
     """The event in a line, for a stream with a schema. Raises UsageError if it does not fit the
     schema."""
     fields = _object(line)
-    nested = fields.get("attributes", {})
+    nested = fields.pop("attributes", {})
     if not isinstance(nested, dict):
         raise UsageError('attributes are an object, such as {"px": 81.2}')
-    rest = {name: item for name, item in fields.items() if name not in _KNOWN | _SHOWN}
+    rest = {name: item for name, item in fields.items() if name not in _KNOWN}
     if twice := sorted(rest.keys() & nested.keys()):
         raise UsageError(f"the field {twice[0]!r} is given twice")
     row = from_json(writer.schema, rest | nested)
-    for name in ("key", "value"):
+    for name in ("key", "value", "tag"):
         data = _bytes(fields, name)
         if data is not None:
             row[name] = data
     writer.row(row)
     return row
+
+
+def columns_of(
+    events: Iterable[Parsed],
+) -> tuple[list[bytes | None] | None, list[bytes], list[bytes | None] | None]:
+    """Keys, values and tags. None: no event has a key or a tag."""
+    keys: list[bytes | None] = []
+    values: list[bytes] = []
+    tags: list[bytes | None] = []
+    for key, value, tag in events:
+        keys.append(key)
+        values.append(value)
+        tags.append(tag)
+    has_keys = any(key is not None for key in keys)
+    return keys if has_keys else None, values, tags if any(t is not None for t in tags) else None
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -105,6 +131,9 @@ def _object(line: bytes) -> dict[str, Any]:
         raise UsageError('not an object; write {"key": ..., "value": ...}')
     if fields.get("kind", "event") != "event":
         raise UsageError(f"a {fields['kind']!r} cannot be published")
+    if "kind" in fields:
+        for name in _SHOWN:
+            fields.pop(name, None)
     return fields
 
 
@@ -133,6 +162,6 @@ def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
         return None
     if isinstance(value, str):
         return value.encode()
-    if name == "key":
-        raise UsageError("a key is text (or use key_base64)")
+    if name != "value":
+        raise UsageError(f"a {name} is text (or use {name}_base64)")
     return msgspec.json.encode(value)

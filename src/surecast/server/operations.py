@@ -153,7 +153,8 @@ class Operation:
 _EVENTS: Final = {
     NDJSON: {
         "schema": {"type": "string"},
-        "description": "events: a JSON object a line",
+        "description": "events: a JSON object a line, with key, value and tag (or key_base64, "
+        "value_base64, tag_base64) and the fields of the stream's schema",
         "example": '{"key": "user:42", "value": "gone"}\n',
     },
     OCTETS: {

@@ -34,7 +34,7 @@ from surecast.errors import (
     SurecastError,
     UsageError,
 )
-from surecast.server.ndjson import parse_line, parse_row, parse_slices
+from surecast.server.ndjson import columns_of, parse_line, parse_row, parse_slices
 from surecast.server.operations import NDJSON, OCTETS
 from surecast.server.region import RegionServer
 
@@ -79,6 +79,7 @@ class Publishing:
             schema = spec.schema if known is None else known.schema
             values: list[Any]
             keys: list[bytes | None] | None = None
+            tags: list[bytes | None] | None = None
             if schema:
                 if not lines:
                     raise UsageError(
@@ -89,13 +90,13 @@ class Publishing:
                 writer = await asyncio.to_thread(RowWriter, read_schema(schema))
                 values = await _parsed(body, partial(parse_row, writer=writer))
             else:
-                pairs = await _parsed(body, parse_line) if lines else [(_key(key), body)]
-                values, keys = [value for _, value in pairs], [key for key, _ in pairs]
+                events = await _parsed(body, parse_line) if lines else [(_key(key), body, None)]
+                keys, values, tags = columns_of(events)
             if not values:
                 raise UsageError("no events in the request")
             outbox = await self._outbox(name, spec)
             batches = prepared_batches(
-                outbox.stream, values, keys, None, outbox.options, outbox.writer
+                outbox.stream, values, keys, tags, outbox.options, outbox.writer
             )
             return await send_all(outbox, batches)
 

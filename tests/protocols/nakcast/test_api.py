@@ -212,8 +212,8 @@ def test_batches_raise_a_loss_and_continue_after_it() -> None:
 def test_the_command_line_shows_losses_and_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> None:
         async with Bounded() as region:
-            source = Values([(None, b"v")] * 60)
-            assert await _publish(region.url, "", "s", None, "nakcast", source, False) == 0
+            source = Values([(None, b"v", None)] * 60)
+            assert await _publish(region.url, "", "s", {"delivery": "nakcast"}, source, False) == 0
             await _subscribe("s", 1, False, None, 3, False, region.url, "", True)
 
     play(scenario)
