@@ -182,6 +182,29 @@ def test_wrong_events_are_refused_and_nothing_of_their_batch_is_published() -> N
     play(scenario)
 
 
+def test_large_rows_fail_alone() -> None:
+    """What is null takes room, too."""
+
+    async def scenario() -> None:
+        async with surecast.local() as client:
+            stream = await client.stream("t", schema="n int64, l list(int64)")
+            with pytest.raises(UsageError, match="an event of 27,000,014 bytes"):
+                await stream.publish({"l": [None] * 3_000_000})
+            with pytest.raises(UsageError, match="an event of"):
+                stream.publish_soon({"l": [None] * 3_000_000})
+            with pytest.raises(UsageError, match="an event of"):
+                await stream.publish_many([{"n": 1}] * 5000 + [{"l": [None] * 3_000_000}])
+            table = pa.table({"l": [[1]] * 9000 + [[1] * 1_500_000]})
+            with pytest.raises(UsageError, match="an event of"):
+                await stream.publish_many(table)
+            assert (await stream.read()).num_rows == 0
+            wide = ", ".join(f"c{number} int64" for number in range(100))
+            stream = await client.stream("wide", schema=wide)
+            assert (await stream.publish_many([{}] * 60_000, timeout=60)).runs == ((1, 60_001),)
+
+    play(scenario)
+
+
 def test_servers_refuse_batches_that_do_not_have_the_columns_of_the_schema() -> None:
     """Of connectors, which build their own batches."""
 
@@ -242,13 +265,14 @@ def test_named_publishers_repeat_rows_without_duplicates() -> None:
 def test_events_with_attributes_can_be_pickled_and_compared() -> None:
     async def scenario() -> None:
         async with surecast.local() as client:
-            stream = await client.stream("t", schema="n int64")
-            await stream.publish({"n": 1})
+            stream = await client.stream("t", schema="n int64, l list(int8)")
+            await stream.publish({"n": 1, "l": [1]})
             (event,) = [event async for event in stream.subscribe(start=1, stop=2)]
+            assert event in {event}
             again = pickle.loads(pickle.dumps(event))
             assert again == event
             assert hash(again) == hash(event)
-            assert again.attributes == {"n": 1}
+            assert again.attributes == {"n": 1, "l": [1]}
 
     play(scenario)
 

@@ -321,3 +321,48 @@ def test_null_rows_may_hold_anything() -> None:
     section = types.encode(table)
     types.check(section, 2)
     assert types.read(section, 2).column(0).to_pylist() == [None, "b"]
+
+
+def test_buffers_that_overlap_are_refused() -> None:
+    """Copies of these columns would take a hundred times the memory of the body."""
+    schema = read_schema(", ".join(f"c{number} int64" for number in range(100)))
+    rows = 1000
+    places = (0, 0, 0, 8 * rows) * 100
+    section = schema.types._pack(8 * rows, rows, places, (rows, 0) * 100) + bytes(8 * rows)
+    pa.ipc.read_record_batch(pa.py_buffer(section), schema.types.schema()).validate(full=True)
+    with pytest.raises(PeerError, match="overlap"):
+        schema.types.check(section, rows)
+
+
+def test_few_layouts_are_remembered() -> None:
+    narrow = schema_of(pa.schema([pa.field("a", pa.int8(), False)])).types
+    wide = read_schema(
+        ", ".join(f"c{n} int8 not null" for n in range(typed._PLAN_COLUMNS_MAX + 1))
+    ).types
+    for types in (narrow, wide):
+        for rows in range(1, typed._PLANS_MAX + 3):
+            arrays = [pa.array([0] * rows, pa.int8())] * len(types)
+            table = pa.RecordBatch.from_arrays(arrays, schema=types.schema())
+            section = types.encode(table)
+            types.check(section, rows)
+            types.check(section, rows)
+            assert len(types._plans) <= typed._PLANS_MAX
+    assert narrow._plans
+    assert not wide._plans
+
+
+@settings(max_examples=THOROUGH)
+@given(tables(2), st.data())
+def test_regions_can_compare_rows(table: pa.RecordBatch, data: st.DataObject) -> None:
+    """A row has the same bytes in every batch, and another row has other bytes."""
+    attributes = attributes_of(table)
+    row = data.draw(st.integers(0, table.num_rows - 1))
+    found = attributes.row_bytes(row)
+    alone = read_back(batch_of(table, lo=1).slice(row + 1, row + 2)).attributes()
+    assert alone.row_bytes(0) == found
+    kept = attributes.take(np.array([row, 0]))
+    assert kept.row_bytes(0) == found
+    other = data.draw(st.integers(0, table.num_rows - 1))
+    same_values = plain(table.slice(row, 1)) == plain(table.slice(other, 1))
+    if not same_values:
+        assert attributes.row_bytes(other) != found

@@ -16,7 +16,7 @@ from surecast.columns.batch import Batch
 from surecast.columns.schema import read_schema
 from surecast.columns.typed import Attributes
 from surecast.endpoint.attributes import RowWriter, fields_of, writer_of
-from surecast.endpoint.attributes_json import from_json, to_json
+from surecast.endpoint.attributes_json import _DECIMAL_MAX, from_json, to_json
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.prepared import prepared_batches
 from surecast.errors import UsageError
@@ -26,6 +26,17 @@ EVERY = (
     "ms timestamp(ms), ns timestamp(ns), c decimal(6, 2), l list(int8), ll list(list(string))"
 )
 AT = datetime(2026, 11, 19, 8, 30, 0, 123456, tzinfo=UTC)
+
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "b": st.booleans(), "i": st.integers(-128, 127), "n": st.integers(-(1 << 63), (1 << 63) - 1),
+    "f": st.floats(width=32), "d": st.floats(), "s": st.text(max_size=5),
+    "x": st.binary(max_size=5), "day": st.dates(), "t": st.datetimes(timezones=st.just(UTC)),
+    "ms": st.datetimes(timezones=st.just(UTC)).map(lambda t: t.replace(microsecond=7000)),
+    "ns": st.integers(-(1 << 63), (1 << 63) - 1),
+    "c": st.decimals(-9999, 9999, places=2), "l": st.lists(st.none() | st.integers(0, 9)),
+    "ll": st.lists(st.none() | st.lists(st.text(max_size=2), max_size=2), max_size=2),
+}  # fmt: skip
 
 
 def writer(text: str = EVERY) -> RowWriter:
@@ -86,6 +97,10 @@ WRONG = [
     ("n int64", "1", "has '1' (str)"),
     ("n int8", 128, "has 128 (int): out of range"),
     ("n int64", -(1 << 63) - 1, "out of range"),
+    pytest.param("n int64", 10**5000, "a number of 16,610 bits (int): out of range", id="huge"),
+    ("n int64", np.array([1, 2]), "(ndarray)"),
+    ("n int64", np.datetime64("2026-01-01", "ns"), "(datetime64)"),
+    ("n int64", np.timedelta64(5, "ns"), "(timedelta64)"),
     ("f float64", "1.5", "has '1.5' (str)"),
     ("f float64", True, "has True (bool)"),
     ("f float64", (1 << 53) + 1, "it has too many digits"),
@@ -119,7 +134,7 @@ WRONG = [
 def test_values_that_do_not_fit_are_refused(schema: str, value: Any, words: str | None) -> None:
     made, name = writer(schema), schema.split()[0]
     if words is None:
-        assert made.row({name: value}).nbytes == 101
+        assert made.row({name: value}).nbytes == 101 + 4 + 1
         return
     with pytest.raises(UsageError) as caught:
         made.row({name: value})
@@ -127,6 +142,23 @@ def test_values_that_do_not_fit_are_refused(schema: str, value: Any, words: str 
     assert f"column '{name}' is {made.schema.type_names[0]}" in str(caught.value)
     with pytest.raises(UsageError, match="row 3 has"):
         made.row({name: value}, 3)
+
+
+@given(st.lists(st.fixed_dictionaries({}, optional={n: st.none() | v for n, v in VALUES.items()}),
+                min_size=1, max_size=20))  # fmt: skip
+def test_rows_count_at_least_what_they_take(many: list[dict[str, Any]]) -> None:
+    """Or batches would be larger than frames may be, and outboxes larger than their limit."""
+    made = writer()
+    checked = [made.row(row) for row in many]
+    attributes = made.attributes(row.fields for row in checked)
+    batch = Batch.of(bytes(16), [b""] * len(many), attributes=attributes)
+    counted = sum(row.nbytes for row in checked)
+    assert batch.nbytes - 500 <= counted + made.overhead
+    table = pa.Table.from_batches([attributes.table()]).rename_columns(made.schema.names)
+    _, columns = made.table(pa.concat_tables([table, table.slice(1)]))
+    sizes = made.sizes(columns, 2 * len(many) - 1).tolist()
+    wanted = [row.nbytes for row in checked]
+    assert sizes == wanted + wanted[1:]
 
 
 def test_messages_name_missing_and_unknown_columns() -> None:
@@ -186,13 +218,13 @@ def test_rows_are_divided_into_batches() -> None:
     [
         ([{"n": 1}, {"n": "1"}], {}, "column 'n' is int64, and row 1 has '1' (str)"),
         ([{"n": 1}, b"x"], {}, "row 1 is b'x'"),
-        ([{"key": "k"}], {}, "keys are bytes; row 0 has 'k'; encode it"),
-        ([{"value": None}], {}, "values are bytes; row 0 has None"),
+        ([{"key": "k"}], {}, "a key is bytes, and row 0 has 'k'; encode it"),
+        ([{"value": None}], {}, "a value is bytes, and row 0 has None"),
         ([{"key": b"k"}], {"keys": [b"k"]}, "keys= are given, and rows have keys, too"),
         ([{"tag": b"k"}], {"tags": [b"k"]}, "tags= are given, and rows have tags, too"),
         ({"n": 1}, {}, "for one there is publish"),
         (7, {}, "an iterable of dicts"),
-        ([{"value": b"x" * (2 << 20)}], {}, "an event of 2,097,152 bytes"),
+        ([{"value": b"x" * (2 << 20)}], {}, "an event of 2,097,161 bytes"),
     ],
 )
 def test_wrong_rows_are_refused_before_any_is_sent(
@@ -234,8 +266,12 @@ def test_tables_are_cast_to_the_schema() -> None:
 TABLES = [
     ("n int64", {"n": ["1"]}, "column 'n' is int64 in the schema, but string in the table"),
     ("n int64", {"n": [1.0]}, "in pandas, a column of whole numbers with missing values is float"),
-    ("f float32", {"f": [math.inf, 1e300]}, "column 'f' is float32, and row 1 has 1e+300: out of"),
+    ("f float32", {"f": [math.inf, 1e300]}, "column 'f' is float32, and has a number out of range"),
+    ("l list(float32)", {"l": [[1.0], None, [1e300]]}, "has a number out of range"),
     ("c decimal(4, 2)", {"c": [1, 100]}, "row 1 has "),
+    ("t timestamp(ns)", {"t": pa.array([1 << 60]).cast(pa.timestamp("s", "UTC"))}, "and row 0 has"),
+    ("l list(int64)", {"l": [[1] * 400_000]}, "an event of 3,600,005 bytes"),
+    ("l list(list(int8))", {"l": [[None] * 400_000]}, "an event of 2,000,005 bytes"),
     (
         "n int64",
         {"n": [1], "__index_level_0__": [7]},
@@ -293,17 +329,6 @@ def test_times_that_python_does_not_have_are_numbers() -> None:
     ]
 
 
-VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "b": st.booleans(), "i": st.integers(-128, 127), "n": st.integers(-(1 << 63), (1 << 63) - 1),
-    "f": st.floats(width=32), "d": st.floats(), "s": st.text(max_size=5),
-    "x": st.binary(max_size=5), "day": st.dates(), "t": st.datetimes(timezones=st.just(UTC)),
-    "ms": st.datetimes(timezones=st.just(UTC)).map(lambda t: t.replace(microsecond=7000)),
-    "ns": st.integers(-(1 << 63), (1 << 63) - 1),
-    "c": st.decimals(-9999, 9999, places=2), "l": st.lists(st.none() | st.integers(0, 9)),
-    "ll": st.lists(st.none() | st.lists(st.text(max_size=2), max_size=2), max_size=2),
-}  # fmt: skip
-
-
 @given(st.fixed_dictionaries({}, optional={name: st.none() | v for name, v in VALUES.items()}))
 def test_attributes_survive_json(row: dict[str, Any]) -> None:
     made = writer()
@@ -311,3 +336,12 @@ def test_attributes_survive_json(row: dict[str, Any]) -> None:
     text = json.dumps(to_json(made.schema, tuple(before.values())), allow_nan=False)
     (after,) = back(EVERY, from_json(made.schema, json.loads(text)))
     assert repr(after) == repr(before)
+
+
+def test_the_length_of_decimals_in_json_is_bounded() -> None:
+    """Digits are checked one by one."""
+    schema = writer("c decimal(4, 2)").schema
+    at_bound = "1." + "0" * (_DECIMAL_MAX - 2)
+    assert from_json(schema, {"c": at_bound}) == {"c": Decimal(1)}
+    with pytest.raises(UsageError, match=f"decimals have at most {_DECIMAL_MAX} characters"):
+        from_json(schema, {"c": at_bound + "0"})

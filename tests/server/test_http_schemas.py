@@ -1,6 +1,9 @@
 """Publishing rows of a schema by HTTP."""
 
+import pytest
+
 from surecast.client.connection import Client
+from surecast.server import publishing
 from tests.server.opened import Open, run
 
 LINES = {"content_type": "application/x-ndjson"}
@@ -43,5 +46,22 @@ def test_rows_of_a_schema_can_be_published_by_http() -> None:
                 (None, b"v", "{'sym': 'b', 'px': None}"),
                 (None, b"", "{'sym': 'c', 'px': nan}"),
             ]
+
+    run(main)
+
+
+def test_a_short_request_cannot_take_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with Open() as region:
+            wide = ",".join(f"c{number}%20int64" for number in range(100))
+            new = f"/v1/streams/t/events?schema={wide}"
+            assert (await region.post(new, b"{}", **LINES))[0] == 200
+            path = "/v1/streams/t/events"
+            monkeypatch.setattr(publishing, "ROWS_BYTES_MAX", 9 * 900)  # nine rows
+            assert (await region.post(path, b"{}\n" * 9, **LINES))[0] == 200
+            code, said = await region.post(path, b"{}\n" * 10, **LINES)
+            assert code == 400
+            assert said["error"].startswith("line 10: the rows up to here take 9,000 bytes")
+            assert (await region.get("/v1/streams/t"))[1]["end"] == 11
 
     run(main)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -45,8 +45,8 @@ NEEDS_OBJECTS = (
 )
 RUNS_SHOWN = 8  # ranges of positions that are printed; the others are only counted
 
-Events = list[tuple[bytes | None, bytes, bytes | None]]  # key, value and tag of each event
-Rows = list[dict[str, Any]]  # events of a stream with a schema
+# Key, value and tag of each event; or of a stream with a schema, a `TypedRow` for each.
+Events = list[Any]
 
 
 @loads("surecast.client.connection")
@@ -181,10 +181,10 @@ async def _all(
             if stream is None:
                 stream = await client.stream(name, **arguments)
             if stream.schema is None:
-                keys, values, tags = columns_of(cast("Events", some))
+                keys, values, tags = columns_of(some)
                 published = await stream.publish_many(values, keys=keys, tags=tags)
             else:
-                published = await stream.publish_many(cast("Rows", some))
+                published = await stream.publish_many(some)
             for run in published.runs:
                 done.add(run)
             done.waits_for = 0
@@ -239,7 +239,7 @@ class Values:
         self.given = given
         self.position = 0.0
 
-    async def events(self, writer: "RowWriter | None") -> AsyncIterator[Events | Rows]:
+    async def events(self, writer: "RowWriter | None") -> AsyncIterator[Events]:
         if writer is not None:
             raise UsageError(NEEDS_OBJECTS)
         yield self.given
@@ -266,7 +266,7 @@ class Lines:
         except OSError as problem:
             raise UsageError(f"cannot read {self.path}: {problem.strerror}") from None
 
-    async def events(self, writer: "RowWriter | None") -> AsyncIterator[Events | Rows]:
+    async def events(self, writer: "RowWriter | None") -> AsyncIterator[Events]:
         """The events, for a stream with a schema (`writer`) or without."""
         if writer is not None and not self.as_objects:
             raise UsageError(NEEDS_OBJECTS)

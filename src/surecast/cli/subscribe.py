@@ -236,7 +236,9 @@ def as_line(event: "Event") -> str:
     key = "" if event.key is None else _text(event.key)
     more = ""
     if event.schema is not None:
-        more = "\t" + json.dumps(_attributes(event), ensure_ascii=False)
+        text = json.dumps(_attributes(event), ensure_ascii=False)
+        # Characters that could control the terminal are written as in JSON.
+        more = "\t" + "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
     return f"{event.stream}\t{event.seq}\t{key}\t{_text(event.value)}{more}\n"
 
 

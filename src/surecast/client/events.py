@@ -55,6 +55,9 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     schema: Schema | None = None  # of the stream, if it has one: names and types ...
     fields: tuple[Any, ...] = ()  # ... of these values, which `attributes` has by name
 
+    def __hash__(self) -> int:
+        return hash((self.stream, self.seq, self.key, self.value, self.kind, self.count))
+
     @property
     def time(self) -> datetime:
         """When the stream's owner accepted the event, to the microsecond; `time_ns` is exact."""

@@ -155,6 +155,8 @@ def read_record_batch(
             raise PeerError(f"the body is a {message.type} message")
         batch = pa.ipc.read_record_batch(message, schema)
         if not is_checked:
+            if batch.nbytes > len(body):  # copies of the columns would be larger than the body
+                raise PeerError("buffers of the body overlap")
             batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, OverflowError, struct.error) as problem:
         raise PeerError(f"the body is no valid Arrow batch: {str(problem)[:200]}") from problem

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["Schema", "parse_schema", "read_schema", "schema_of", "schema_text"]
 
 # Names of what every event has.
-RESERVED: Final = ("key", "value", "tag", "time", "stream", "seq", "kind", "range", "attributes")
+RESERVED: Final = (
+    "key", "value", "tag", "time", "stream", "seq", "kind", "range", "attributes",
+    "key_base64", "value_base64", "tag_base64",
+)  # fmt: skip
 _NAMES: Final = {
     "bool": Type.BOOL,
     "int8": Type.INT8,
@@ -148,7 +151,7 @@ def _check_names(names: tuple[str, ...]) -> None:
     seen: dict[str, None] = {}
     for name in names:
         if name in RESERVED:
-            has = name if name == "attributes" else f"a {name}"
+            has = name if name == "attributes" else f"a {name.removesuffix('_base64')}"
             raise UsageError(f"the field {name!r} needs another name: every event has {has}")
         if name in seen or not name:
             raise UsageError(

@@ -98,7 +98,8 @@ _LAYOUTS: Final = {
     Type.LIST: (_LIST, 0),
 }
 _PREFIX: Final = struct.Struct("<IHH")
-_PLANS_MAX: Final = 16  # layouts that a `Types` remembers
+_PLANS_MAX: Final = 16  # layouts that a `Types` with few columns remembers
+_PLAN_COLUMNS_MAX: Final = 16
 
 
 class Node(NamedTuple):
@@ -110,6 +111,12 @@ class Node(NamedTuple):
     width: int  # bytes of a value of the layout _FIXED
     digits: tuple[int, int] | None = None  # precision and scale of a decimal
     child: Node | None = None  # of a list
+
+    @property
+    def fixed_bytes(self) -> int:
+        """The most bytes of a row, null or not, without text, bytes and the values of lists."""
+        width = self.width if self.layout == _FIXED else 1 if self.layout == _BITS else 4
+        return width + self.nullable
 
     @property
     def code(self) -> bytes:
@@ -138,7 +145,17 @@ class Types:
     """The types of a batch's attributes. `types_of` makes them from a code, and columns/schema.py
     from a schema."""
 
-    __slots__ = ("_pack", "_peek", "_plans", "_schema", "_size", "_steps", "code", "nodes")
+    __slots__ = (
+        "_pack",
+        "_peek",
+        "_plans",
+        "_schema",
+        "_size",
+        "_steps",
+        "code",
+        "nodes",
+        "overhead",
+    )
 
     def __init__(self, code: bytes) -> None:
         self.code = code
@@ -167,6 +184,8 @@ class Types:
                 rows, node = size, node.child
         self._steps = tuple(steps)
         self._pack, self._size = codec.metadata(buffers, len(steps))
+        # The most bytes of a body that do not belong to rows: metadata, padding, the code.
+        self.overhead = self._size + 8 * buffers + len(code) + 16
         nodes_at = self._size - 16 * len(steps)
         places = (88 + 8, nodes_at + 8, nodes_at)
         self._peek = _peek([places[kind] + 16 * index for kind, index in varying])
@@ -208,7 +227,7 @@ class Types:
         meta, places, size = plan or self.layout(rows, numbers)
         if len(section) != size or bytes(section[: self._size]) != meta:
             return False
-        if not numbers and plan is None:
+        if not numbers and plan is None and len(self) <= _PLAN_COLUMNS_MAX:
             if len(self._plans) >= _PLANS_MAX:
                 self._plans.clear()
             self._plans[rows] = meta, places, size
@@ -456,6 +475,11 @@ class Attributes:
             self._section = self.types.encode(self._table)
         return self._section
 
+    def row_bytes(self, row: int) -> bytes:
+        """The values of a row as bytes, which are the same for equal values in every batch."""
+        columns = zip(self.types.nodes, self.table().columns, strict=True)
+        return b"".join(_value_bytes(node, column.slice(row, 1)) for node, column in columns)
+
     def part(self, first: int, last: int) -> Attributes:
         """Rows [first, last), sharing memory."""
         return Attributes(self.types, last - first, table=self.table().slice(first, last - first))
@@ -465,6 +489,24 @@ class Attributes:
         import pyarrow as pa
 
         return Attributes(self.types, rows.size, table=self.table().take(pa.array(rows)))
+
+
+def _value_bytes(node: Node, array: pa.Array) -> bytes:
+    """The only value of an array, as bytes from which it could be read again."""
+    if array.null_count:
+        return b"-"
+    if node.child is not None:
+        items = array.flatten()
+        parts = [_value_bytes(node.child, items.slice(at, 1)) for at in range(len(items))]
+        return b"%d[" % len(parts) + b"".join(parts)
+    if node.layout == _FIXED:
+        data = array.buffers()[1][array.offset * node.width : (array.offset + 1) * node.width]
+        return b"=" + bytes(data)
+    value = array[0].as_py()
+    if node.layout == _BITS:
+        return b"1" if value else b"0"
+    held: bytes = value.encode() if node.type is Type.STRING else value
+    return b"%d:" % len(held) + held
 
 
 def join_attributes(parts: Sequence[Attributes]) -> Attributes:

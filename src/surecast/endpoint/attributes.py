@@ -20,7 +20,8 @@ import numpy as np
 
 from surecast.columns.column import Int64s
 from surecast.columns.schema import Schema, read_schema
-from surecast.columns.typed import Attributes
+from surecast.columns.typed import Attributes, Node, Type
+from surecast.endpoint.error_messages import encode_hint
 from surecast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,13 +33,15 @@ BESIDE: Final = ("value", "key", "tag")  # the columns that every event has
 _SHOWN: Final = 60  # characters of a value in messages
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_UNITS: Final = {"s": 1_000_000, "ms": 1000, "us": 1}  # microseconds
+_UNITS: Final = {  # microseconds; 0: less than one
+    Type.TIMESTAMP_S: 1_000_000, Type.TIMESTAMP_MS: 1000, Type.TIMESTAMP_US: 1,
+    Type.TIMESTAMP_NS: 0,
+}  # fmt: skip
 _FLOAT32_END: Final = 3.4028235677973366e38  # from here on, float32 rounds to infinity
 _EXACT: Final = Context(prec=80)  # more digits than any decimal128 has
-_FIXED_BYTES: Final = 8  # what a value counts at least
 
 Fields = tuple[Any, ...]  # the values of a row, in the order of the schema
-# Returns the value as pyarrow takes it, and its bytes. Raises _Wrong.
+# Returns the value as pyarrow takes it, and its bytes beside `Node.fixed_bytes`. Raises _Wrong.
 _Check = Callable[[Any], tuple[Any, int]]
 
 
@@ -65,10 +68,14 @@ class RowWriter:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         self._arrow = schema.arrow()
+        nodes = schema.types.nodes
         self._checks = [
-            (field.name, field.nullable, type_name, _check_of(field.type))
-            for field, type_name in zip(self._arrow, schema.type_names, strict=True)
+            (name, node.nullable, type_name, _check_of(node))
+            for name, node, type_name in zip(schema.names, nodes, schema.type_names, strict=True)
         ]
+        self._row_bytes = sum(node.fixed_bytes for node in nodes)
+        # What a batch may have in addition to the bytes of its rows.
+        self.overhead = schema.types.overhead
         self._names = frozenset(schema.names)
 
     # ------------------------------------------------------------ rows
@@ -90,7 +97,7 @@ class RowWriter:
                     prefix = "" if number is None else f"row {number}: "
                     raise UsageError(prefix + self.unknown(name))
         fields = []
-        nbytes = 0
+        nbytes = self._row_bytes
         get = row.get
         for name, nullable, type_name, check in self._checks:
             value = get(name)
@@ -110,7 +117,12 @@ class RowWriter:
                     ) from None
                 nbytes += size
             fields.append(value)
-        return TypedRow(tuple(fields), get("value", b""), get("key"), get("tag"), nbytes)
+        value, key, tag = get("value", b""), get("key"), get("tag")
+        for what, data in (("value", value), ("key", key), ("tag", tag)):
+            if type(data) is not bytes and (data is not None or what == "value"):
+                hint = encode_hint(what, data)
+                raise UsageError(f"a {what} is bytes, and {place} has {shown(data)}{hint}")
+        return TypedRow(tuple(fields), value, key, tag, nbytes)
 
     def unknown(self, name: Any) -> str:
         """The message for a field that the schema does not have."""
@@ -170,20 +182,13 @@ class RowWriter:
 
     def sizes(self, attributes: pa.Table, rows: int) -> Int64s:
         """The bytes of each row of the second result of `table`."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        fixed = 0
         sizes = np.zeros(rows, np.int64)
-        for column in attributes.columns:
-            if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-                lengths = pc.fill_null(pc.binary_length(column), 0)
-                sizes += lengths.to_numpy(zero_copy_only=False).astype(np.int64)
-            elif pa.types.is_list(column.type):
-                fixed += column.nbytes // max(1, rows) + 1  # on average
-            else:
-                fixed += _FIXED_BYTES
-        return sizes + fixed
+        for node, column in zip(self.schema.types.nodes, attributes.columns, strict=True):
+            at = 0
+            for chunk in column.chunks:
+                sizes[at : at + len(chunk)] += _sizes(node, chunk)
+                at += len(chunk)
+        return sizes
 
     def part(self, attributes: pa.Table, lo: int, hi: int) -> Attributes:
         """Rows [lo, hi) of the second result of `table`."""
@@ -205,44 +210,49 @@ class RowWriter:
 
 def shown(value: Any) -> str:
     """A value for a message."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not print numbers of thousands of digits
+        return f"a number of {value.bit_length():,} bits" if type(value) is int else "a value"
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
 def _plain(value: Any) -> Any:
-    """A numpy scalar as a Python value."""
-    item = getattr(value, "item", None)
-    return item() if item is not None and type(value).__module__ == "numpy" else value
+    """A number, bool or text of numpy as a Python value."""
+    if isinstance(value, np.number | np.bool_ | np.str_) and not isinstance(value, np.timedelta64):
+        return value.item()
+    return value
 
 
-def _check_of(kind: pa.DataType) -> _Check:
-    """The check of the values of a type."""
-    import pyarrow as pa
-
-    if pa.types.is_list(kind):
-        return partial(_list, _check_of(kind.value_type))
-    if pa.types.is_boolean(kind):
-        return _bool
-    if pa.types.is_integer(kind):
-        return partial(_integer, 1 << (kind.bit_width - 1))
-    if pa.types.is_floating(kind):
-        return partial(_float, kind.bit_width == 32)
-    if pa.types.is_string(kind):
-        return _string
-    if pa.types.is_binary(kind):
-        return _binary
-    if pa.types.is_date(kind):
-        return _date
-    if pa.types.is_timestamp(kind):
-        return partial(_timestamp, kind.unit)
-    return partial(_decimal, kind.precision, kind.scale)
+def _check_of(node: Node) -> _Check:
+    """The check of the values of a column."""
+    match node.type:
+        case Type.BOOL:
+            return _bool
+        case Type.INT8 | Type.INT16 | Type.INT32 | Type.INT64:
+            return partial(_integer, 1 << (8 * node.width - 1))
+        case Type.FLOAT32 | Type.FLOAT64:
+            return partial(_float, node.type is Type.FLOAT32)
+        case Type.STRING:
+            return _string
+        case Type.BINARY:
+            return _binary
+        case Type.DATE:
+            return _date
+        case Type.DECIMAL:
+            assert node.digits is not None
+            return partial(_decimal, *node.digits)
+        case Type.LIST:
+            assert node.child is not None
+            return partial(_list, _check_of(node.child), node.child.fixed_bytes)
+    return partial(_timestamp, _UNITS[node.type])
 
 
 def _bool(value: Any) -> tuple[Any, int]:
     value = _plain(value)
     if type(value) is not bool:
         raise _Wrong
-    return value, 1
+    return value, 0
 
 
 def _integer(limit: int, value: Any) -> tuple[Any, int]:
@@ -251,7 +261,7 @@ def _integer(limit: int, value: Any) -> tuple[Any, int]:
         raise _Wrong
     if not -limit <= value < limit:
         raise _Wrong("out of range")
-    return value, _FIXED_BYTES
+    return value, 0
 
 
 def _float(is_single: bool, value: Any) -> tuple[Any, int]:
@@ -267,7 +277,7 @@ def _float(is_single: bool, value: Any) -> tuple[Any, int]:
         raise _Wrong
     if is_single and _FLOAT32_END <= abs(value) < math.inf:
         raise _Wrong("out of range")
-    return value, _FIXED_BYTES
+    return value, 0
 
 
 def _string(value: Any) -> tuple[Any, int]:
@@ -289,30 +299,30 @@ def _binary(value: Any) -> tuple[Any, int]:
 def _date(value: Any) -> tuple[Any, int]:
     if not isinstance(value, date) or isinstance(value, datetime):
         raise _Wrong
-    return value, _FIXED_BYTES
+    return value, 0
 
 
-def _timestamp(unit: str, value: Any) -> tuple[Any, int]:
+def _timestamp(unit: int, value: Any) -> tuple[Any, int]:
     """The number of units since 1970, from a datetime; in nanoseconds also from that number."""
-    if unit == "ns" and type(value) is int:
+    if not unit and type(value) is int:
         if not -(1 << 63) <= value < 1 << 63:
             raise _Wrong("out of range")
-        return value, _FIXED_BYTES
+        return value, 0
     if not isinstance(value, datetime):
         raise _Wrong
     if value.tzinfo is None or value.utcoffset() is None:
         raise _Wrong("it has no time zone")
     micros = (value - _EPOCH) // _MICROSECOND
-    if unit == "ns":
-        # pandas' Timestamp has nanoseconds beside its microseconds.
-        count = micros * 1000 + getattr(value, "nanosecond", 0)
+    nanos = getattr(value, "nanosecond", 0)  # of pandas' Timestamp
+    if not unit:
+        count = micros * 1000 + nanos
         if not -(1 << 63) <= count < 1 << 63:
             raise _Wrong("out of range")
-        return count, _FIXED_BYTES
-    count, rest = divmod(micros, _UNITS[unit])
-    if rest or getattr(value, "nanosecond", 0):
+        return count, 0
+    count, rest = divmod(micros, unit)
+    if rest or nanos:
         raise _Wrong("it is more precise than the column")
-    return count, _FIXED_BYTES
+    return count, 0
 
 
 def _decimal(precision: int, scale: int, value: Any) -> tuple[Any, int]:
@@ -331,14 +341,14 @@ def _decimal(precision: int, scale: int, value: Any) -> tuple[Any, int]:
         raise _Wrong(f"more than {scale} digits after the point")
     if trimmed and len(trimmed) + exponent > precision - scale:
         raise _Wrong("out of range")
-    return value.quantize(Decimal(1).scaleb(-scale), context=_EXACT), 2 * _FIXED_BYTES
+    return value.quantize(Decimal(1).scaleb(-scale), context=_EXACT), 0
 
 
-def _list(check: _Check, value: Any) -> tuple[Any, int]:
+def _list(check: _Check, item_bytes: int, value: Any) -> tuple[Any, int]:
     if not isinstance(value, list | tuple):
         raise _Wrong
     made = []
-    nbytes = 4
+    nbytes = item_bytes * len(value)
     for item in value:
         if item is not None:
             item, size = check(item)
@@ -354,19 +364,20 @@ def fields_of(attributes: Attributes) -> list[Fields]:
     """The values of each row. Timestamps are datetimes in UTC, but those in nanoseconds are the
     number since 1970, which is exact. So are times and dates that Python's datetime does not
     have, in the unit of their column."""
-    return list(zip(*map(_values, attributes.table().columns), strict=True))
+    nodes, columns = attributes.types.nodes, attributes.table().columns
+    return list(zip(*map(_values, nodes, columns), strict=True))
 
 
-def _values(column: pa.Array) -> list[Any]:
+def _values(node: Node, column: pa.Array) -> list[Any]:
     import pyarrow as pa
 
-    kind, lists = column.type, 0
-    while pa.types.is_list(kind):
-        kind, lists = kind.value_type, lists + 1
+    leaf, lists = node, 0
+    while leaf.child is not None:
+        leaf, lists = leaf.child, lists + 1
     convert: Callable[[int], Any]
-    if pa.types.is_timestamp(kind):
-        plain, convert = pa.int64(), partial(_time_of, _UNITS.get(kind.unit, 0))
-    elif pa.types.is_date(kind):
+    if leaf.type in _UNITS:
+        plain, convert = pa.int64(), partial(_time_of, _UNITS[leaf.type])
+    elif leaf.type is Type.DATE:
         plain, convert = pa.int32(), _date_of
     else:
         values: list[Any] = column.to_pylist()
@@ -398,6 +409,23 @@ def _date_of(days: int) -> date | int:
 
 
 # ---------------------------------------------------------------- columns of tables
+
+
+def _sizes(node: Node, array: pa.Array) -> Int64s:
+    """The bytes of each row of a column."""
+    import pyarrow.compute as pc
+
+    sizes = np.full(len(array), node.fixed_bytes, np.int64)
+    if node.child is not None:
+        # What all values before a row take, from the first value of the first row on.
+        inner = _sizes(node.child, array.values)
+        before = np.concatenate(([0], np.cumsum(inner)))
+        offsets = array.offsets.to_numpy(zero_copy_only=False)
+        sizes += before[offsets[1:]] - before[offsets[:-1]]
+    elif node.type in (Type.STRING, Type.BINARY):
+        lengths = pc.fill_null(pc.binary_length(array), 0)
+        sizes += lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+    return sizes
 
 
 def _cast(field: pa.Field, type_name: str, column: Any) -> pa.ChunkedArray:
@@ -434,21 +462,40 @@ def _cast(field: pa.Field, type_name: str, column: Any) -> pa.ChunkedArray:
         column = pc.cast(column, pa.decimal256(19 + field.type.scale, field.type.scale))
     try:
         made = pc.cast(column, field.type)
-        if pa.types.is_float32(field.type):  # finite numbers must not become infinite
-            endless = pc.and_(pc.is_inf(made), pc.invert(pc.is_inf(pc.cast(column, pa.float64()))))
-            if pc.any(endless).as_py():
-                row = pc.index(endless, True).as_py()
-                raise UsageError(
-                    f"column {field.name!r} is {type_name}, and row {row} has "
-                    f"{shown(column[row].as_py())}: out of range"
-                )
-        return made
     except pa.ArrowException as problem:
         row = _first_wrong(column, field.type)
         raise UsageError(
-            f"column {field.name!r} is {type_name}, and row {row} has "
-            f"{shown(column[row].as_py())} ({column.type}): {_first_line(problem)}"
+            f"column {field.name!r} is {type_name}, and row {row} has {_cell(column, row)} "
+            f"({column.type}): {_first_line(problem)}"
         ) from None
+    if _grew_infinite(column, made):
+        raise UsageError(f"column {field.name!r} is {type_name}, and has a number out of range")
+    return made
+
+
+def _cell(column: pa.ChunkedArray, row: int) -> str:
+    try:
+        return shown(column[row].as_py())
+    except (ValueError, OverflowError):  # a time that Python does not have
+        return shown(str(column[row].cast("int64")))
+
+
+def _grew_infinite(before: pa.ChunkedArray, after: pa.ChunkedArray) -> bool:
+    """Whether a finite number became an infinite float32."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    leaf = after.type
+    while pa.types.is_list(leaf):
+        leaf = leaf.value_type
+    if not pa.types.is_float32(leaf) or after.null_count == len(after):
+        return False
+    while pa.types.is_list(after.type):
+        before, after = pc.list_flatten(before), pc.list_flatten(after)
+    if not pa.types.is_floating(before.type):
+        return False
+    infinite = pc.sum(pc.is_inf(after)).as_py() or 0
+    return bool(infinite != (pc.sum(pc.is_inf(before)).as_py() or 0))
 
 
 def _first_line(problem: Exception) -> str:
@@ -480,7 +527,7 @@ def _may_cast(has: pa.DataType, wanted: pa.DataType) -> bool:
     if kinds.is_null(has):
         return True
     if kinds.is_list(wanted):
-        lists = kinds.is_list(has) or kinds.is_large_list(has) or kinds.is_list_view(has)
+        lists = kinds.is_list(has) or kinds.is_large_list(has)
         same = lists and has.value_type == wanted.value_type
         return same or (lists and _may_cast(has.value_type, wanted.value_type))
     if kinds.is_integer(wanted):

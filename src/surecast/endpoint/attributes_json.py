@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from typing import Any, Final
 
 from surecast.columns.schema import Schema
@@ -24,8 +25,11 @@ from surecast.errors import UsageError
 __all__ = ["from_json", "to_json"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# More than six digits after the point, which datetime does not read.
-_NANOSECONDS: Final = re.compile(r"(.*[Tt ]\d\d:\d\d:\d\d\.\d{6})(\d+)(.*)", re.ASCII)
+# As in filters (where/columns.py). `fromisoformat` would drop digits after the sixth.
+_TIME: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(?::\d\d)?)(?:\.(\d+))? ?([Zz]|[+-]\d\d:\d\d)?", re.ASCII
+)
+_DECIMAL_MAX: Final = 100  # characters of a decimal
 _EXAMPLE: Final = "2026-11-19T08:30:00Z"
 _FLOATS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -86,32 +90,41 @@ def _read_date(text: str) -> date:
 
 
 def _read_decimal(text: str) -> Decimal:
+    if len(text) > _DECIMAL_MAX:
+        raise _NotReadable(f"decimals have at most {_DECIMAL_MAX} characters")
     try:
         return Decimal(text)
     except InvalidOperation:
         raise _NotReadable("it is not a decimal number") from None
 
 
-def _read_time(text: str) -> datetime:
-    match = _NANOSECONDS.fullmatch(text)
-    if match is not None and match[2].strip("0"):
-        raise _NotReadable("it is more precise than the column")
+def _count(text: str, unit_ns: int) -> int:
+    """The units since 1970."""
+    match = _TIME.fullmatch(text)
     try:
-        time = datetime.fromisoformat(text if match is None else match[1] + match[3])
-    except ValueError:
+        if match is None:
+            raise ValueError
+        moment, fraction, zone = match.groups()
+        if zone is None:
+            raise _NotReadable("it has no time zone: append Z, or for example +01:00")
+        zone = "+00:00" if zone in ("Z", "z") else zone
+        seconds = (datetime.fromisoformat(moment + zone) - _EPOCH) // timedelta(seconds=1)
+    except (ValueError, OverflowError) as problem:
+        if isinstance(problem, _NotReadable):
+            raise
         raise _NotReadable(f"it is not a time such as {_EXAMPLE}") from None
-    if time.tzinfo is None:
-        raise _NotReadable("it has no time zone: append Z, or for example +01:00")
-    return time
+    digits = (fraction or "").rstrip("0")
+    if len(digits) > 9 or int(digits.ljust(9, "0") or 0) % unit_ns:
+        raise _NotReadable("it is more precise than the column")
+    return (seconds * 10**9 + int(digits.ljust(9, "0") or 0)) // unit_ns
+
+
+def _read_time(unit_ns: int, text: str) -> datetime:
+    return _EPOCH + timedelta(microseconds=_count(text, unit_ns) * (unit_ns // 1000))
 
 
 def _read_nanoseconds(text: str) -> int:
-    match = _NANOSECONDS.fullmatch(text)
-    time = _read_time(text if match is None else match[1] + match[3])
-    more = 0 if match is None else int(match[2].ljust(3, "0")[:3])
-    if match is not None and match[2][3:].strip("0"):
-        raise _NotReadable("it is more precise than the column")
-    return (time - _EPOCH) // timedelta(microseconds=1) * 1000 + more
+    return _count(text, 1)
 
 
 _READERS: Final[dict[Type, Callable[[str], Any]]] = {
@@ -120,9 +133,9 @@ _READERS: Final[dict[Type, Callable[[str], Any]]] = {
     Type.BINARY: _read_bytes,
     Type.DATE: _read_date,
     Type.DECIMAL: _read_decimal,
-    Type.TIMESTAMP_S: _read_time,
-    Type.TIMESTAMP_MS: _read_time,
-    Type.TIMESTAMP_US: _read_time,
+    Type.TIMESTAMP_S: partial(_read_time, 10**9),
+    Type.TIMESTAMP_MS: partial(_read_time, 10**6),
+    Type.TIMESTAMP_US: partial(_read_time, 10**3),
     Type.TIMESTAMP_NS: _read_nanoseconds,
 }
 _TIMES: Final = (Type.DATE, Type.TIMESTAMP_S, Type.TIMESTAMP_MS, Type.TIMESTAMP_US)

@@ -108,14 +108,10 @@ def _batches_of_rows(
     writer: RowWriter,
 ) -> Iterator[PreparedBatch]:
     """The batches of rows of a schema."""
-    typed = [writer.row(row, number) for number, row in enumerate(rows)]
+    typed = [
+        row if type(row) is TypedRow else writer.row(row, number) for number, row in enumerate(rows)
+    ]
     values = [row.value for row in typed]
-    for what, column in (("value", values), ("key", typed), ("tag", typed)):
-        for number, row in enumerate(column):
-            item = row if what == "value" else getattr(row, what)
-            if type(item) is not bytes and (item is not None or what == "value"):
-                hint = encode_hint(what, item)
-                raise UsageError(f"{what}s are bytes; row {number} has {item!r:.60}{hint}")
     if any(row.key is not None for row in typed):
         if keys is not None:
             raise UsageError("keys= are given, and rows have keys, too")
@@ -142,7 +138,7 @@ def _batches_of_lists(
     for column in (keys, tags):
         if column is not None:
             sizes = [size + len(item or b"") for size, item in zip(sizes, column, strict=True)]
-    _check_largest(max(sizes, default=0), options)
+    _check_largest(max(sizes, default=0), options, writer)
 
     # A separate generator, so that the checks above run before its first batch is requested.
     def make() -> Iterator[PreparedBatch]:
@@ -159,10 +155,11 @@ def _batches_of_lists(
     return make()
 
 
-def _check_largest(size: int, options: ClientOptions) -> None:
-    if size > options.event_bytes_max:
+def _check_largest(size: int, options: ClientOptions, writer: RowWriter | None) -> None:
+    most = options.event_bytes_max - (writer.overhead if writer else 0)
+    if size > most:
         raise UsageError(
-            f"an event of {size:,} bytes: at most {options.event_bytes_max:,} are allowed "
+            f"an event of {size:,} bytes: at most {most:,} are allowed "
             "(ClientOptions.event_bytes_max). Nothing was published. Publish it in parts"
         )
 
@@ -237,7 +234,7 @@ def _batches_of_table(
             except pa.ArrowException:
                 raise UsageError(f"column {name!r} must hold bytes, not {column.type}") from None
             sizes += lengths.to_numpy(zero_copy_only=False).astype(np.int64)
-    _check_largest(int(sizes.max(initial=0)), options)
+    _check_largest(int(sizes.max(initial=0)), options, writer)
 
     def make_batch(lo: int, hi: int) -> Batch:
         attributes = writer.part(typed, lo, hi) if writer and typed is not None else None

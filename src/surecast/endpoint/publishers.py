@@ -182,9 +182,10 @@ class Outbox:
                     f"a {what} is bytes, not {type(data).__name__}: {data!r:.60}{hint}"
                 )
         size = len(value) + len(key or b"") + len(tag or b"") + nbytes
-        if size > self.options.event_bytes_max:
+        most = self.options.event_bytes_max - (self.writer.overhead if self.writer else 0)
+        if size > most:
             raise UsageError(
-                f"an event of {size:,} bytes: at most {self.options.event_bytes_max:,} are allowed "
+                f"an event of {size:,} bytes: at most {most:,} are allowed "
                 "(ClientOptions.event_bytes_max). Publish it in parts"
             )
         return NewEvent(value, key, tag, size + EVENT_OVERHEAD, fields)

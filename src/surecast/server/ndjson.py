@@ -20,13 +20,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from surecast.endpoint.attributes import RowWriter
+from surecast.endpoint.attributes import RowWriter, TypedRow
 from surecast.endpoint.attributes_json import from_json
 from surecast.errors import UsageError
 
 __all__ = [
     "Parsed",
-    "Row",
     "as_json",
     "columns_of",
     "parse_line",
@@ -36,11 +35,10 @@ __all__ = [
 ]
 
 Parsed = tuple[bytes | None, bytes, bytes | None]  # key, value, tag
-Row = dict[str, Any]  # of a stream with a schema: fields, and key and value
 
 _KNOWN = {"key", "key_base64", "value", "value_base64", "tag", "tag_base64"}
 # Further fields in the output of `surecast subscribe --json`, all of which have a kind.
-_SHOWN = {"stream", "seq", "time", "kind", "range", "reason"}
+_SHOWN = {"stream", "seq", "time", "kind"}
 _decoder = msgspec.json.Decoder()
 T = TypeVar("T")
 
@@ -85,7 +83,7 @@ def parse_line(line: bytes) -> Parsed:
     return _bytes(fields, "key"), b"" if value is None else value, _bytes(fields, "tag")
 
 
-def parse_row(line: bytes, writer: RowWriter) -> Row:
+def parse_row(line: bytes, writer: RowWriter) -> TypedRow:
     """The event in a line, for a stream with a schema. Raises UsageError if it does not fit the
     schema."""
     fields = _object(line)
@@ -100,8 +98,7 @@ def parse_row(line: bytes, writer: RowWriter) -> Row:
         data = _bytes(fields, name)
         if data is not None:
             row[name] = data
-    writer.row(row)
-    return row
+    return writer.row(row)
 
 
 def columns_of(
@@ -132,8 +129,7 @@ def _object(line: bytes) -> dict[str, Any]:
     if fields.get("kind", "event") != "event":
         raise UsageError(f"a {fields['kind']!r} cannot be published")
     if "kind" in fields:
-        for name in _SHOWN:
-            fields.pop(name, None)
+        fields = {name: item for name, item in fields.items() if name not in _SHOWN}
     return fields
 
 

@@ -9,7 +9,6 @@ once.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,7 +19,7 @@ from surecast.columns.rules import End, encode_policy
 from surecast.columns.schema import read_schema
 from surecast.core.policies import parse_policy
 from surecast.core.streams import StreamInfo, StreamSpec
-from surecast.endpoint.attributes import RowWriter
+from surecast.endpoint.attributes import RowWriter, TypedRow
 from surecast.endpoint.endpoint import Endpoint, send_all
 from surecast.endpoint.prepared import PreparedBatch, prepared_batches
 from surecast.endpoint.publishers import Outbox
@@ -42,6 +41,7 @@ __all__ = ["Publishing", "check_content", "spec_of"]
 
 T = TypeVar("T")
 CLOSE_S = 1.0  # time for publishes in progress to be answered when the process ends
+ROWS_BYTES_MAX = 32 << 20  # of all attributes in one request
 SLICE_LINES = 500  # lines that are parsed before other tasks may run
 # The HTTP status for each kind of error; the first match counts.
 STATUS: list[tuple[type[SurecastError], int]] = [
@@ -88,7 +88,7 @@ class Publishing:
                     )
                 # In a thread, because it loads pyarrow.
                 writer = await asyncio.to_thread(RowWriter, read_schema(schema))
-                values = await _parsed(body, partial(parse_row, writer=writer))
+                values = await _parsed(body, _limited(writer))
             else:
                 events = await _parsed(body, parse_line) if lines else [(_key(key), body, None)]
                 keys, values, tags = columns_of(events)
@@ -191,6 +191,25 @@ def _is_json(body: bytes) -> bool:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
     return False
+
+
+def _limited(writer: RowWriter) -> Callable[[bytes], TypedRow]:
+    """`parse_row`, until the rows of a request take ROWS_BYTES_MAX: a line "{}" is short, and a row
+    of many columns is not."""
+    nbytes = 0
+
+    def parse(line: bytes) -> TypedRow:
+        nonlocal nbytes
+        row = parse_row(line, writer)
+        nbytes += row.nbytes
+        if nbytes > ROWS_BYTES_MAX:
+            raise UsageError(
+                f"the rows up to here take {nbytes:,} bytes, and those of one request at most "
+                f"{ROWS_BYTES_MAX:,}: send them in several requests"
+            )
+        return row
+
+    return parse
 
 
 async def _parsed(body: bytes, parse: Callable[[bytes], T]) -> list[T]:

@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import pyarrow as pa
+
 from surecast.columns.batch import Batch
 from surecast.columns.retention import KeepAll
+from surecast.columns.schema import read_schema
+from surecast.columns.typed import Attributes
 from surecast.core.replicated import (
     Abandon,
     AppendAt,
@@ -68,10 +72,19 @@ def test_a_limit_of_the_head_stays_when_the_directory_is_rebuilt() -> None:
     assert bench.service.shown_end(STREAM) == 5
 
 
+def numbers(schema: str, number: int) -> Attributes | None:
+    """The attributes of three events of a schema with one int64; None without a schema."""
+    if not schema:
+        return None
+    types = read_schema(schema).types
+    table = pa.RecordBatch.from_arrays([pa.array([number] * 3)], schema=types.schema())
+    return Attributes(types, 3, table=table)
+
+
 class Forked(Bench):
     """x is head of its region; y has other, older events of streams that x owns."""
 
-    def __init__(self, names: list[str], busy: bool = False) -> None:
+    def __init__(self, names: list[str], busy: bool = False, schema: str = "") -> None:
         super().__init__()
         self.busy = busy  # the chain appends no events for now
         self.role(1)
@@ -80,10 +93,13 @@ class Forked(Bench):
         self.theirs: dict[bytes, Batch] = {}
         infos = []
         for number, name in enumerate(names):
-            info = StreamInfo(bytes([65 + number]) * 16, name, "x", KeepAll())
+            info = StreamInfo(bytes([65 + number]) * 16, name, "x", KeepAll(), schema=schema)
             infos.append(info)
-            ours = Batch.of(info.stream_id, [b"ours"] * 3).sequenced(1, 2000, 1)
-            self.theirs[info.stream_id] = Batch.of(info.stream_id, [b"y"] * 3).sequenced(1, 1000, 1)
+            stream = info.stream_id
+            ours = Batch.of(stream, [b"ours"] * 3, attributes=numbers(schema, 3))
+            ours = ours.sequenced(1, 2000, 1)
+            theirs = Batch.of(stream, [b"y"] * 3, attributes=numbers(schema, 4))
+            self.theirs[stream] = theirs.sequenced(1, 1000, 1)
             self.disk.append(info.stream_id, (ours,))
             self.list_stream(info, 1)
             self.chain_emits(Appended(info.stream_id, 4))
@@ -129,6 +145,28 @@ def test_two_histories_whose_copies_would_have_one_name_are_both_kept() -> None:
     copies = [name for name in bench.service.directory.by_name if name.startswith("_quarantine")]
     assert len(copies) == 2
     assert set(bench.abandoned) == set(bench.theirs)
+
+
+def test_events_that_differ_only_in_attributes_are_told_apart() -> None:
+    marks = []
+    for number in (3, 3, 4):
+        batch = Batch.of(STREAM, [b""] * 3, attributes=numbers("n int64", number))
+        batch = batch.sequenced(1, 5, 1)
+        attributes = batch.attributes()
+        assert attributes is not None
+        marks.append(mark_of(batch.to_rows()[2], attributes.row_bytes(2)))
+    assert marks[0] == marks[1] != marks[2]
+
+
+def test_the_copy_of_a_stream_with_a_schema_has_the_schema() -> None:
+    bench = Forked(["s"], schema="n int64")
+    bench.period()
+    (copy,) = [s for s in bench.service.streams.values() if s.info.name.startswith("_quarantine")]
+    assert copy.info.schema == "n int64"
+    (batch,) = bench.disk.read(copy.stream_id, 1, 4, 1 << 20)
+    attributes = batch.attributes()
+    assert attributes is not None
+    assert attributes.table().column(0).to_pylist() == [3, 3, 3]
 
 
 def test_nothing_is_published_into_a_copy_that_is_being_filled() -> None:

@@ -46,11 +46,13 @@ COPY_BYTES: Final = 256 << 10  # bytes of a history that are copied by one appen
 PREFIX: Final = "_quarantine"
 
 
-def mark_of(row: Row) -> Mark:
-    """The mark of an event: the same in all regions, and after compaction."""
+def mark_of(row: Row, attributes: bytes = b"") -> Mark:
+    """The mark of an event: the same in all regions, and after compaction. `attributes` is the
+    result of `Attributes.row_bytes`, if the stream has a schema."""
     parts = hashlib.blake2b(digest_size=8)
     for part in (row.key, row.value, row.tag):
         parts.update(b"-" if part is None else b"%d:" % len(part) + part)
+    parts.update(attributes)
     return Mark(row.seq, row.time_ns, parts.digest())
 
 
@@ -345,7 +347,9 @@ class Forks:
                     return None  # of a simulation: the batch has a size, but no events
                 if batch.rows:
                     last = int(batch.seqs()[-1])
-                    return mark_of(batch.slice(last, last + 1).to_rows()[0])
+                    one = batch.slice(last, last + 1)
+                    attributes = one.attributes()
+                    return mark_of(one.to_rows()[0], attributes.row_bytes(0) if attributes else b"")
             hi = lo
         return None
 
@@ -484,7 +488,9 @@ class Forks:
             number += 1
             name = f"{name.partition('~')[0]}~{number}"
         info = StreamInfo(regions.rng.randbytes(16), name, regions.config.region, KeepAll())
-        search.copy = msgspec.structs.replace(info, delivery=stream.info.delivery)
+        search.copy = msgspec.structs.replace(
+            info, delivery=stream.info.delivery, schema=stream.info.schema
+        )
         regions.command(Adopt(search.copy, made=True))
 
     def _give_up_copy(self, search: Search) -> None:
