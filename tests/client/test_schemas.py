@@ -10,7 +10,7 @@ import pytest
 
 import surecast
 import surecast.sync
-from surecast.client.arrow import SCHEMA, schema_of
+from surecast.client.arrow import SCHEMA, record_batch_schema
 from surecast.columns.batch import Batch
 from surecast.columns.schema import read_schema
 from surecast.columns.typed import Attributes
@@ -69,7 +69,7 @@ def test_events_have_attributes_in_every_region() -> None:
                 ]
                 read = await opened.read()
                 read.validate(full=True)
-                assert read.schema == schema_of(False, read_schema(TRADES))
+                assert read.schema == record_batch_schema(False, read_schema(TRADES))
                 columns = read.column("attributes").combine_chunks()
                 assert columns.field("sym").to_pylist()[2:4] == ["x", "y"]
                 assert read.column("value").to_pylist() == [b"", b"v", b"1", b"2", b"", b""]
@@ -115,7 +115,7 @@ def test_attributes_stay_with_their_events_under_retention_and_after_a_restart(
             )
             table = await stream.read(voids=True)
             table.validate(full=True)
-            assert table.schema == schema_of(True, read_schema("n int64, s string"))
+            assert table.schema == record_batch_schema(True, read_schema("n int64, s string"))
             rows = table.to_pylist()
             assert [row["seq"] for row in rows if row["attributes"] is not None] == list(kept)
 
@@ -212,7 +212,9 @@ def test_servers_refuse_batches_that_do_not_have_the_columns_of_the_schema() -> 
         async with surecast.local() as client:
             stream = await client.stream("t", schema="n int64")
             types = read_schema("n int32").types
-            table = pa.RecordBatch.from_arrays([pa.array([1], pa.int32())], schema=types.schema())
+            table = pa.RecordBatch.from_arrays(
+                [pa.array([1], pa.int32())], schema=types.arrow_schema()
+            )
             narrow = Attributes(types, 1, table=table)
             for made in (None, narrow):
                 batch = Batch.of(stream.stream_id, [b""], attributes=made)

@@ -80,7 +80,7 @@ def tables(draw: st.DrawFn, rows_min: int = 1, rows_max: int = 20) -> pa.RecordB
 
 def attributes_of(table: pa.RecordBatch) -> Attributes:
     types = schema_of(table.schema).types
-    plain = pa.RecordBatch.from_arrays(table.columns, schema=types.schema())
+    plain = pa.RecordBatch.from_arrays(table.columns, schema=types.arrow_schema())
     return Attributes(types, table.num_rows, table=plain)
 
 
@@ -132,7 +132,11 @@ def test_typed_batches_are_read_back(table: pa.RecordBatch, tagged: bool, keyed:
     batch = batch_of(table, tagged=tagged, keyed=keyed)
     assert batch.schema_id == TYPED | tagged * TAGGED
     found = read_back(batch)
-    assert found.layout == batch.layout == (batch.schema_id, schema_of(table.schema).types.code)
+    assert (
+        found.columns_id
+        == batch.columns_id
+        == (batch.schema_id, schema_of(table.schema).types.code)
+    )
     assert same(found, table)
     assert found.keys().to_list() == batch.keys().to_list()
     assert found.values().to_list() == [b""] * table.num_rows
@@ -147,8 +151,7 @@ def test_messages_are_those_of_pyarrow(table: pa.RecordBatch) -> None:
     that do not fill their buffers differently.)"""
     attributes = attributes_of(table)
     section = attributes.section()
-    has_decimals = "decimal" in str(table.schema)  # only pyarrow can check their precision
-    assert attributes.types._check(section, table.num_rows) != has_decimals
+    assert attributes.types._check(section, table.num_rows)
     whole = attributes.types.read(section, table.num_rows)
     assert plain(whole) == plain(table)
     if not any(map(pa.types.is_list, table.schema.types)):
@@ -220,14 +223,14 @@ def test_any_code_is_refused_or_a_schema(code: bytes) -> None:
         types = Types(code)
     except PeerError:
         return
-    assert schema_of(types.schema()).types.code == code
-    schema_text(types.schema())
+    assert schema_of(types.arrow_schema()).types.code == code
+    schema_text(types.arrow_schema())
 
 
 @given(tables())
 def test_codes_and_texts_have_the_same_types(table: pa.RecordBatch) -> None:
     types = schema_of(table.schema).types
-    assert types.schema().types == table.schema.types
+    assert types.arrow_schema().types == table.schema.types
     assert [node.nullable for node in types.nodes] == [field.nullable for field in table.schema]
     assert read_schema(schema_text(table.schema)).types.code == types.code
     assert types_of(types.code) is types
@@ -243,7 +246,7 @@ def test_wrong_codes_are_refused(code: bytes) -> None:
 
 def test_the_longest_codes_are_accepted() -> None:
     assert len(Types(b"\x01" * FIELDS_MAX)) == FIELDS_MAX
-    assert pa.types.is_list(Types(b"\x10" * LISTS_MAX + b"\x01").schema().field(0).type)
+    assert pa.types.is_list(Types(b"\x10" * LISTS_MAX + b"\x01").arrow_schema().field(0).type)
 
 
 def test_other_layouts_of_arrow_are_accepted_and_checked() -> None:
@@ -266,7 +269,7 @@ def test_other_layouts_of_arrow_are_accepted_and_checked() -> None:
 
 
 def array_section(array: pa.Array, types: Types, options: pa.ipc.IpcWriteOptions | None) -> bytes:
-    table = pa.RecordBatch.from_arrays([array], schema=types.schema())
+    table = pa.RecordBatch.from_arrays([array], schema=types.arrow_schema())
     if options is None:
         return table.serialize().to_pybytes()
     sink = pa.BufferOutputStream()
@@ -287,7 +290,7 @@ def test_decimals_beyond_their_precision_are_refused() -> None:
     types = schema_of(pa.schema([pa.field("a", pa.decimal128(3, 1), False)])).types
     wider = pa.array([decimal.Decimal("12345.6")], pa.decimal128(10, 1))
     narrow = pa.Array.from_buffers(pa.decimal128(3, 1), 1, wider.buffers())
-    section = pa.RecordBatch.from_arrays([narrow], schema=types.schema()).serialize()
+    section = pa.RecordBatch.from_arrays([narrow], schema=types.arrow_schema()).serialize()
     with pytest.raises(PeerError, match="precision"):
         types.check(memoryview(section), 1)
 
@@ -302,11 +305,31 @@ def test_a_plain_body_is_no_typed_body() -> None:
         read_back(plain_one)
 
 
+@given(st.integers(1, 38), st.data())
+def test_the_precision_of_decimals_is_checked(precision: int, data: st.DataObject) -> None:
+    """Without pyarrow, but as pyarrow does."""
+    most = 10**precision
+    near = st.sampled_from([0, 1, -1, most - 1, 1 - most, most, -most, most + 1, -most - 1])
+    numbers = data.draw(st.lists(near | st.integers(-(1 << 127), (1 << 127) - 1), min_size=1))
+    held = b"".join(number.to_bytes(16, "little", signed=True) for number in numbers)
+    fits = all(abs(number) < most for number in numbers)
+    assert typed._fit_digits(held, precision) == fits
+    array = pa.Array.from_buffers(
+        pa.decimal128(precision, 0), len(numbers), [None, pa.py_buffer(held)]
+    )
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        assert not fits
+    else:
+        assert fits
+
+
 def test_strings_are_checked_row_by_row() -> None:
     """Two rows that are valid UTF-8 together, but not alone."""
     types = schema_of(pa.schema([pa.field("a", pa.string(), False)])).types
     halves = pa.array([b"\xc3", b"\xa4"]).view(pa.string())
-    section = pa.RecordBatch.from_arrays([halves], schema=types.schema()).serialize()
+    section = pa.RecordBatch.from_arrays([halves], schema=types.arrow_schema()).serialize()
     with pytest.raises(PeerError, match="UTF8"):
         types.check(memoryview(section), 2)
     assert typed.code_of(b"", TYPED) == b""
@@ -317,7 +340,7 @@ def test_null_rows_may_hold_anything() -> None:
     types = schema_of(pa.schema([pa.field("a", pa.string())])).types
     _, offsets, data = pa.array([b"\xff", b"b"]).buffers()
     array = pa.Array.from_buffers(pa.string(), 2, [pa.py_buffer(b"\x02"), offsets, data])
-    table = pa.RecordBatch.from_arrays([array], schema=types.schema())
+    table = pa.RecordBatch.from_arrays([array], schema=types.arrow_schema())
     section = types.encode(table)
     types.check(section, 2)
     assert types.read(section, 2).column(0).to_pylist() == [None, "b"]
@@ -329,7 +352,7 @@ def test_buffers_that_overlap_are_refused() -> None:
     rows = 1000
     places = (0, 0, 0, 8 * rows) * 100
     section = schema.types._pack(8 * rows, rows, places, (rows, 0) * 100) + bytes(8 * rows)
-    pa.ipc.read_record_batch(pa.py_buffer(section), schema.types.schema()).validate(full=True)
+    pa.ipc.read_record_batch(pa.py_buffer(section), schema.types.arrow_schema()).validate(full=True)
     with pytest.raises(PeerError, match="overlap"):
         schema.types.check(section, rows)
 
@@ -342,7 +365,7 @@ def test_few_layouts_are_remembered() -> None:
     for types in (narrow, wide):
         for rows in range(1, typed._PLANS_MAX + 3):
             arrays = [pa.array([0] * rows, pa.int8())] * len(types)
-            table = pa.RecordBatch.from_arrays(arrays, schema=types.schema())
+            table = pa.RecordBatch.from_arrays(arrays, schema=types.arrow_schema())
             section = types.encode(table)
             types.check(section, rows)
             types.check(section, rows)

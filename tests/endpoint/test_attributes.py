@@ -109,6 +109,8 @@ WRONG = [
     ("f float32", 3.4028235677973366e38, "out of range"),
     ("f float32", (1 << 24) + 1, "it has too many digits"),
     ("f float32", 1 << 128, "out of range"),
+    ("f float32", (1 << 127) + (1 << 80), "it has too many digits"),
+    ("f float64", (1 << 1024) - 1, "out of range"),
     ("s string", b"a", "has b'a' (bytes)"),
     ("s string", "\ud800", "not valid Unicode"),
     ("x binary", "a", "has 'a' (str)"),
@@ -244,7 +246,7 @@ def test_tables_are_cast_to_the_schema() -> None:
         "day": pa.array([date(2026, 1, 1)] * 3, pa.date64()),
         "x": pa.array([b"ab", b"cd", b"ef"], pa.binary(2)),
         "l": pa.array([[1], [], None], pa.large_list(pa.int16())),
-        "c": pa.array([1, 2, 99], pa.int64()),
+        "c": pa.array([1, 2, 99], pa.uint64()),
         "key": [b"1", b"2", None],
     })  # fmt: skip
     schema = (
@@ -263,12 +265,15 @@ def test_tables_are_cast_to_the_schema() -> None:
     assert published("n int64", pa.table({"n": pa.array([], pa.int64())})) == []
 
 
+VIEWS = pa.DictionaryArray.from_arrays(pa.array([0]), pa.array(["a"], pa.string_view()))
 TABLES = [
     ("n int64", {"n": ["1"]}, "column 'n' is int64 in the schema, but string in the table"),
     ("n int64", {"n": [1.0]}, "in pandas, a column of whole numbers with missing values is float"),
     ("f float32", {"f": [math.inf, 1e300]}, "column 'f' is float32, and has a number out of range"),
     ("l list(float32)", {"l": [[1.0], None, [1e300]]}, "has a number out of range"),
     ("c decimal(4, 2)", {"c": [1, 100]}, "row 1 has "),
+    ("c list(decimal(4, 2))", {"c": [[1]]}, "but list<item: int64> in the table"),
+    ("s string", {"s": VIEWS}, "which cannot be decoded"),
     ("t timestamp(ns)", {"t": pa.array([1 << 60]).cast(pa.timestamp("s", "UTC"))}, "and row 0 has"),
     ("l list(int64)", {"l": [[1] * 400_000]}, "an event of 3,600,005 bytes"),
     ("l list(list(int8))", {"l": [[None] * 400_000]}, "an event of 2,000,005 bytes"),
@@ -299,6 +304,26 @@ def test_wrong_tables_are_refused_before_any_row_is_sent(
     assert words in str(caught.value)
 
 
+def test_what_null_rows_hold_is_not_sent() -> None:
+    """For example text that a user has masked."""
+    text = pa.array(["secret" * 1000, "b"])
+    _, offsets, data = text.buffers()
+    masked = pa.Array.from_buffers(pa.string(), 2, [pa.py_buffer(b"\x02"), offsets, data])
+    lists = pa.ListArray.from_arrays(pa.array([0, 1000, 1001], pa.int32()), pa.array([7] * 1001),
+                                     mask=pa.array([True, False]))  # fmt: skip
+    (batch,) = published("s string, l list(int64)", pa.table({"s": masked, "l": lists}))
+    assert rows([batch]) == [(None, b"", None, None, None), (None, b"", None, "b", [7])]
+    assert batch.nbytes < 1000
+    assert b"secret" not in bytes(batch.body or b"")
+
+
+def test_rows_that_were_checked_for_another_schema_are_refused() -> None:
+    row = writer("a int64, b int64").row({"a": 1})
+    assert rows(published("a int64, b int64", [row])) == [(None, b"", None, 1, None)]
+    with pytest.raises(UsageError, match="replaced by one with another schema"):
+        published("b int64, a int64", [row])
+
+
 def test_a_table_with_invalid_text_is_refused() -> None:
     text = pa.array([b"\xff"]).view(pa.string())
     with pytest.raises(UsageError, match=r"the table is not valid: .*UTF8"):
@@ -320,7 +345,7 @@ def test_times_that_python_does_not_have_are_numbers() -> None:
     days = pa.array([10_000_000, 0], pa.int32()).cast(pa.date32())
     lists = pa.array([[0, 1 << 50], None], pa.list_(pa.int64()))
     table = pa.RecordBatch.from_arrays(
-        [far, days, lists.cast(pa.list_(pa.timestamp("s", "UTC")))], schema=types.schema()
+        [far, days, lists.cast(pa.list_(pa.timestamp("s", "UTC")))], schema=types.arrow_schema()
     )
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     assert fields_of(Attributes(types, 2, table=table)) == [

@@ -116,7 +116,7 @@ def test_lines_with_fields_are_parsed_as_rows(
             "at most 100 characters",
         ),
         (b'{"sym": "a", "px": ' + b"1" * 300 + b"}", "it has too many digits"),
-        (b'{"sym": "a", "at": 17}', "write times as text, such as 2026-11-19T08:30:00Z"),
+        (b'{"sym": "a", "at": 17}', "write dates and times as text, such as 2026-11-19T"),
         (b'{"sym": "a", "dec": 1.25}', 'write decimals as text, such as "1.25"'),
         (b'{"sym": "a", "dec": "x"}', "it is not a decimal number"),
         (
@@ -124,6 +124,8 @@ def test_lines_with_fields_are_parsed_as_rows(
             "column 'blob' is binary, and the event has 'xx!': it is",
         ),
         (b'{"sym": "a", "day": "today"}', "it is not a date such as 2026-11-19"),
+        (b'{"sym": "a", "at": "1970-01-01T12:30.5Z"}', "it is not a time such as"),
+        (b'{"sym": "a", "px": ' + str((1 << 1024) - 1).encode() + b"}", "out of range"),
         (b'{"sym": "a", "time": "x"}', "the schema has no column 'time'"),
         (b'{"sym": "a", "pxx": 1}', "the schema has no column 'pxx': did you mean 'px'?"),
         (b'{"sym": "a", "attributes": {"sym": "b"}}', "the field 'sym' is given twice"),

@@ -20,7 +20,13 @@ from surecast.columns.batch import DATA, Batch
 from surecast.columns.column import TAGGED, Int64s
 from surecast.columns.schema import Schema
 
-__all__ = ["SCHEMA", "SCHEMA_WITH_VOIDS", "record_batch_of", "record_batch_with_voids", "schema_of"]
+__all__ = [
+    "SCHEMA",
+    "SCHEMA_WITH_VOIDS",
+    "record_batch_of",
+    "record_batch_schema",
+    "record_batch_with_voids",
+]
 
 _SEQ: Final = pa.int64()
 _TIME: Final = pa.timestamp("us", tz="UTC")
@@ -57,7 +63,7 @@ SCHEMA_WITH_VOIDS: Final = pa.schema(
 
 
 @lru_cache(256)
-def schema_of(voids: bool, schema: Schema | None) -> pa.Schema:
+def record_batch_schema(voids: bool, schema: Schema | None) -> pa.Schema:
     """The Arrow schema of record batches, with or without void ranges, of a stream with this schema
     (None: it has none)."""
     found = SCHEMA
@@ -91,13 +97,13 @@ def record_batch_of(
     if schema is None:
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
     columns.append(_attributes(batch, schema))
-    return pa.RecordBatch.from_arrays(columns, schema=schema_of(False, schema))
+    return pa.RecordBatch.from_arrays(columns, schema=record_batch_schema(False, schema))
 
 
 def _attributes(batch: Batch, schema: Schema) -> pa.StructArray:
     """The attributes of a batch's rows. Columns that its version of the schema lacks are null."""
     attributes = batch.attributes()
-    arrays = [] if attributes is None else attributes.table().columns
+    arrays = [] if attributes is None else attributes.table().columns[: len(schema.names)]
     fields = list(schema.arrow())
     arrays += [pa.nulls(batch.rows, field.type) for field in fields[len(arrays) :]]
     return pa.StructArray.from_arrays(arrays, fields=fields)
@@ -146,7 +152,7 @@ def record_batch_with_voids(
         pa.array(ranges[order], pa.int64()),
         pc.if_else(pa.array(is_void), reason, pa.scalar(None, pa.string())),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema_of(True, schema))
+    return pa.RecordBatch.from_arrays(columns, schema=record_batch_schema(True, schema))
 
 
 def _with_kinds(events: pa.RecordBatch, schema: Schema | None) -> pa.RecordBatch:
@@ -160,7 +166,7 @@ def _with_kinds(events: pa.RecordBatch, schema: Schema | None) -> pa.RecordBatch
             pa.nulls(rows, pa.string()),
         ]
     columns = [*events.columns, *(column.slice(0, rows) for column in constants)]
-    return pa.RecordBatch.from_arrays(columns, schema=schema_of(True, schema))
+    return pa.RecordBatch.from_arrays(columns, schema=record_batch_schema(True, schema))
 
 
 def _bodies(batch: Batch, rows: pa.Array) -> list[pa.Array]:

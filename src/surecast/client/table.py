@@ -11,7 +11,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from surecast.client.arrow import record_batch_of, record_batch_with_voids, schema_of
+from surecast.client.arrow import record_batch_of, record_batch_schema, record_batch_with_voids
 from surecast.client.subscription_buffer import SubscriptionBuffer
 from surecast.columns.schema import Schema
 from surecast.core.endpoint import Lost
@@ -32,7 +32,7 @@ async def read_table(buffer: SubscriptionBuffer, schema: Schema | None = None) -
     """
     nbytes_max = buffer.options.read_bytes_max
     convert = record_batch_with_voids if buffer.voids else record_batch_of
-    batches = _Batches(schema_of(buffer.voids, schema))
+    batches = _Batches(record_batch_schema(buffer.voids, schema))
     while (taken := await buffer.next_item()) is not None:
         progress, item = taken
         if isinstance(item, Lost):

@@ -525,9 +525,9 @@ class Batch:
         return self._decoded().attributes if self.schema_id & TYPED else None
 
     @property
-    def layout(self) -> tuple[int, bytes]:
+    def columns_id(self) -> tuple[int, bytes]:
         """Schema id, and the code of the types of the attributes (typed.py; b"" if there are none).
-        The rows of batches with equal layouts can be stored in one body."""
+        The rows of batches with equal ids can be stored in one body."""
         return self.schema_id, typed.code_of(self.body or b"", self.schema_id)
 
     def seqs(self) -> Int64s:
@@ -668,7 +668,9 @@ def _can_join(group: list[Batch], batch: Batch) -> bool:
     """Whether the rows of `batch` can be stored in one body with those of `group`."""
     for other in group:
         if other.rows and batch.rows:  # all batches of a group that have rows are alike
-            return other.layout == batch.layout and (other.body is None) == (batch.body is None)
+            return other.columns_id == batch.columns_id and (other.body is None) == (
+                batch.body is None
+            )
     return True
 
 

@@ -129,11 +129,11 @@ class _Joiner:
                 self._finish()
                 self.made.append(batch)
                 continue
-            if kept and self.layout not in (None, batch.layout):
+            if kept and self.layout not in (None, batch.columns_id):
                 self._finish()
             self.run.append(number)
             if kept:
-                self.layout = batch.layout
+                self.layout = batch.columns_id
         self._finish()
         return self.made
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Schema", "parse_schema", "read_schema", "schema_of", "schema_text"]
 
-# Names of what every event has.
+# Names that fields must not have: events and their form in JSON use them.
 RESERVED: Final = (
     "key", "value", "tag", "time", "stream", "seq", "kind", "range", "attributes",
     "key_base64", "value_base64", "tag_base64",
@@ -108,7 +108,7 @@ class Schema:
         if self._arrow is None:
             import pyarrow as pa
 
-            fields = zip(self.names, self.types.schema(), strict=True)
+            fields = zip(self.names, self.types.arrow_schema(), strict=True)
             self._arrow = pa.schema(field.with_name(name) for name, field in fields)
         return self._arrow
 
@@ -118,7 +118,7 @@ def read_schema(text: str) -> Schema:
     """The schema of a text. Raises UsageError that says what is wrong, and where."""
     fields = _Parser(text).fields()
     names = tuple(name for name, _ in fields)
-    _check_names(names)  # before their number matters to `types_of`
+    _check_names(names)  # `types_of` would raise PeerError for too many
     return Schema(names, types_of(b"".join(code for _, code in fields)))
 
 

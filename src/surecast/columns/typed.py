@@ -6,14 +6,14 @@ The body of a batch whose schema id has the bit TYPED consists of three parts:
     the base: a body of keys, values and tags, as codec.py and forms.py describe it
     the attributes: an Arrow IPC record-batch message with a column for each attribute
 
-The *code* has the types of the columns, one byte for most of them. So every node can check, cut and
-join typed batches without knowing the stream's schema. The names of the columns are only in the
-schema. A later version of a schema has additional columns at its end, so the columns of a batch are
-the first columns of each later version, too.
+The *code* has the types of the columns, one byte for most of them. So every server and client can
+check, cut and join typed batches without knowing the stream's schema. The names of the columns are
+only in the schema. A later version of a schema has additional columns at its end, so the columns of
+a batch are the first columns of each later version, too.
 
-The server and the relays check bodies without pyarrow, which takes long to load: a body that
-Surecast or pyarrow has written has exactly the metadata that `Types.layout` computes, and then the
-contents are checked here. Any other valid Arrow message is checked by pyarrow.
+Servers and relays check bodies without pyarrow, which takes long to load: a body that Surecast has
+written, and nearly every body of pyarrow, has exactly the metadata that `Types.layout` computes;
+then its contents are checked here. Any other body is checked by pyarrow.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Type(IntEnum):
 
 
 # How the values of a type are stored, and the bytes of each.
-_LAYOUTS: Final = {
+_STORAGE: Final = {
     Type.BOOL: (_BITS, 0),
     Type.INT8: (_FIXED, 1),
     Type.INT16: (_FIXED, 2),
@@ -107,15 +107,17 @@ class Node(NamedTuple):
 
     type: Type
     nullable: bool
-    layout: int
-    width: int  # bytes of a value of the layout _FIXED
+    storage: int
+    width: int  # bytes of a value of the storage _FIXED
     digits: tuple[int, int] | None = None  # precision and scale of a decimal
     child: Node | None = None  # of a list
 
     @property
     def fixed_bytes(self) -> int:
-        """The most bytes of a row, null or not, without text, bytes and the values of lists."""
-        width = self.width if self.layout == _FIXED else 1 if self.layout == _BITS else 4
+        """The bytes that are counted for each row: the value or its offset, and one for the bit
+        that says whether it is null. Text, binary data and values of lists are counted beside
+        them."""
+        width = self.width if self.storage == _FIXED else 1 if self.storage == _BITS else 4
         return width + self.nullable
 
     @property
@@ -128,8 +130,9 @@ class Node(NamedTuple):
 class _Step(NamedTuple):
     """Where a node of a message is.
 
-    All numbers of a message's metadata follow from the number of rows and from the *varying*
-    numbers. The node of a list is followed by that of its values.
+    The *varying* numbers of a message are the sizes of data, the numbers of nulls, and the numbers
+    of values in lists. All other numbers of its metadata follow from these and the number of rows.
+    The node of a list is followed by that of its values.
     """
 
     node: Node
@@ -175,12 +178,12 @@ class Types:
                 if node.nullable:
                     nulls = len(varying)
                     varying.append((1, len(steps)))
-                if node.layout in (_BINARY, _LIST):
+                if node.storage in (_BINARY, _LIST):
                     size = len(varying)
-                    is_list = node.layout == _LIST
+                    is_list = node.storage == _LIST
                     varying.append((2, len(steps) + 1) if is_list else (0, buffers + 2))
                 steps.append(_Step(node, column, buffers, rows, nulls, size))
-                buffers += 3 if node.layout == _BINARY else 2
+                buffers += 3 if node.storage == _BINARY else 2
                 rows, node = size, node.child
         self._steps = tuple(steps)
         self._pack, self._size = codec.metadata(buffers, len(steps))
@@ -197,7 +200,7 @@ class Types:
     def __repr__(self) -> str:
         return f"Types({self.code.hex()})"
 
-    def schema(self) -> pa.Schema:
+    def arrow_schema(self) -> pa.Schema:
         """The Arrow schema; the names of its columns are their numbers."""
         if self._schema is None:
             import pyarrow as pa
@@ -254,8 +257,10 @@ class Types:
                     at = self._size + places[2 * buffer + 4]
                     if not _is_utf8(bytes(section[at : at + numbers[sized]]), offsets):
                         return False  # pyarrow looks whether this is so in rows that are not null
-            elif node.type is Type.DECIMAL:
-                return False  # pyarrow compares the values with the precision
+            elif node.digits is not None:
+                at = self._size + places[2 * buffer + 2]
+                if not _fit_digits(section[at : at + 16 * count], node.digits[0]):
+                    return False  # pyarrow looks whether this is so in rows that are not null
         return True
 
     def layout(self, rows: int, numbers: Sequence[int]) -> tuple[bytes, list[int], int]:
@@ -270,13 +275,13 @@ class Types:
             length = (count + 7) >> 3 if nulls else 0
             places += (at, length)
             at += (length + 7) & -8
-            if node.layout == _FIXED:
+            if node.storage == _FIXED:
                 length = node.width * count
             else:
-                length = (count + 7) >> 3 if node.layout == _BITS else 4 * (count + 1)
+                length = (count + 7) >> 3 if node.storage == _BITS else 4 * (count + 1)
             places += (at, length)
             at += (length + 7) & -8
-            if node.layout == _BINARY:
+            if node.storage == _BINARY:
                 places += (at, numbers[sized])
                 at += (numbers[sized] + 7) & -8
         return self._pack(at, rows, places, counts), places, self._size + at
@@ -294,7 +299,7 @@ class Types:
         """The attributes as a record batch over the same memory."""
         from surecast.columns.arrow import read_record_batch
 
-        found = read_record_batch(section, self.schema(), rows, is_checked=is_checked)
+        found = read_record_batch(section, self.arrow_schema(), rows, is_checked=is_checked)
         if not is_checked:
             for index, node in enumerate(self.nodes):
                 if not node.nullable and found.column(index).null_count:
@@ -314,9 +319,9 @@ def _add_column(top: Node, array: pa.Array, parts: list[Any], numbers: list[int]
             numbers.append(nulls)
         if nulls:
             _add(parts, _bits(bitmap, first, rows))
-        if node.layout == _FIXED:
+        if node.storage == _FIXED:
             _add(parts, held[first * node.width : (first + rows) * node.width] if held else b"")
-        elif node.layout == _BITS:
+        elif node.storage == _BITS:
             _add(parts, _bits(held, first, rows) if held else b"")
         else:
             offsets = np.zeros(1, np.int32)
@@ -325,7 +330,7 @@ def _add_column(top: Node, array: pa.Array, parts: list[Any], numbers: list[int]
             begin, end = int(offsets[0]), int(offsets[-1])
             _add(parts, (offsets - np.int32(begin) if begin else offsets).tobytes())
             numbers.append(end - begin)
-            if node.layout == _BINARY:
+            if node.storage == _BINARY:
                 _add(parts, more[0][begin:end] if more[0] else b"")
             else:
                 array = array.values.slice(begin, end - begin)
@@ -366,6 +371,20 @@ def _peek(spots: Sequence[int]) -> Callable[[Body], tuple[int, ...]]:
     return lambda body: tuple(map(unpack(body).__getitem__, places))
 
 
+def _fit_digits(numbers: Body, precision: int) -> bool:
+    """Whether these numbers of 128 bits, also those of null rows, have at most `precision`
+    digits."""
+    halves = np.frombuffer(numbers, "<u8").reshape(-1, 2)
+    low, high = halves[:, 0], halves[:, 1].view(np.int64)
+    most = 10**precision - 1
+    above = (high > most >> 64) | ((high == most >> 64) & (low > most & _LOW))
+    below = (high < -most >> 64) | ((high == -most >> 64) & (low < -most & _LOW))
+    return not (above | below).any()
+
+
+_LOW: Final = (1 << 64) - 1
+
+
 def _is_utf8(held: bytes, offsets: Any) -> bool:
     """Whether every row of a column of strings is valid UTF-8, also those that are null."""
     if held.isascii():
@@ -398,18 +417,18 @@ def _parse(code: bytes) -> tuple[Node, ...]:
 
 def _parse_node(code: bytes, at: int, lists: int) -> tuple[Node, int]:
     kind, nullable = Type(code[at] & ~NOT_NULL), not code[at] & NOT_NULL
-    layout, width = _LAYOUTS[kind]
+    storage, width = _STORAGE[kind]
     if kind is Type.DECIMAL:
         precision, scale = code[at + 1], code[at + 2]
         if not 1 <= precision <= 38 or scale > precision:
             raise ValueError
-        return Node(kind, nullable, layout, width, (precision, scale)), at + 3
+        return Node(kind, nullable, storage, width, (precision, scale)), at + 3
     if kind is not Type.LIST:
-        return Node(kind, nullable, layout, width), at + 1
+        return Node(kind, nullable, storage, width), at + 1
     child, end = _parse_node(code, at + 1, lists + 1)
     if lists == LISTS_MAX or not child.nullable:
         raise ValueError
-    return Node(kind, nullable, layout, width, None, child), end
+    return Node(kind, nullable, storage, width, None, child), end
 
 
 @lru_cache(256)
@@ -499,11 +518,11 @@ def _value_bytes(node: Node, array: pa.Array) -> bytes:
         items = array.flatten()
         parts = [_value_bytes(node.child, items.slice(at, 1)) for at in range(len(items))]
         return b"%d[" % len(parts) + b"".join(parts)
-    if node.layout == _FIXED:
+    if node.storage == _FIXED:
         data = array.buffers()[1][array.offset * node.width : (array.offset + 1) * node.width]
         return b"=" + bytes(data)
     value = array[0].as_py()
-    if node.layout == _BITS:
+    if node.storage == _BITS:
         return b"1" if value else b"0"
     held: bytes = value.encode() if node.type is Type.STRING else value
     return b"%d:" % len(held) + held
@@ -518,7 +537,7 @@ def join_attributes(parts: Sequence[Attributes]) -> Attributes:
     arrays = [
         pa.concat_arrays([table.column(number) for table in tables]) for number in range(len(types))
     ]
-    made = pa.RecordBatch.from_arrays(arrays, schema=types.schema())
+    made = pa.RecordBatch.from_arrays(arrays, schema=types.arrow_schema())
     return Attributes(types, made.num_rows, table=made)
 
 

@@ -1,9 +1,10 @@
 """Checks users' rows and tables against a stream's schema, and makes attributes of them.
 
 A row is a mapping from field names to Python values. It may also have `value`, `key` and `tag`,
-which are bytes. A table has columns of these names. Values are converted only if nothing is lost:
-an int64 column takes the int32 values of a table, but no floats, and no text. Every error names the
-column, the row and the type, and is raised before anything is published.
+which are bytes. A table has columns of these names. Values are converted only if nothing is lost
+(but floats are rounded to float32): an int64 column takes the int32 values of a table, but no
+floats, and no text. Errors name the column, its type and, if there is one, the row; they are raised
+before anything is published.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -38,10 +39,12 @@ _UNITS: Final = {  # microseconds; 0: less than one
     Type.TIMESTAMP_NS: 0,
 }  # fmt: skip
 _FLOAT32_END: Final = 3.4028235677973366e38  # from here on, float32 rounds to infinity
+_SCALARS: Final = (np.number, np.bool_, np.str_)
 _EXACT: Final = Context(prec=80)  # more digits than any decimal128 has
 
 Fields = tuple[Any, ...]  # the values of a row, in the order of the schema
-# Returns the value as pyarrow takes it, and its bytes beside `Node.fixed_bytes`. Raises _Wrong.
+# Returns the value as pyarrow takes it, and the bytes that are counted in addition to
+# `Node.fixed_bytes`. Raises _Wrong.
 _Check = Callable[[Any], tuple[Any, int]]
 
 
@@ -50,6 +53,9 @@ class _Wrong(Exception):
 
 
 class TypedRow(NamedTuple):
+    """A checked row."""
+
+    schema: Schema
     fields: Fields
     value: bytes
     key: bytes | None
@@ -57,6 +63,7 @@ class TypedRow(NamedTuple):
     nbytes: int  # of the fields
 
 
+@lru_cache(64)
 def writer_of(schema: str) -> RowWriter | None:
     """The writer of a stream with this schema (as in StreamInfo); None if it has none."""
     return RowWriter(read_schema(schema)) if schema else None
@@ -76,7 +83,7 @@ class RowWriter:
         self._row_bytes = sum(node.fixed_bytes for node in nodes)
         # What a batch may have in addition to the bytes of its rows.
         self.overhead = schema.types.overhead
-        self._names = frozenset(schema.names)
+        self._names = frozenset((*schema.names, *BESIDE))
 
     # ------------------------------------------------------------ rows
 
@@ -93,7 +100,7 @@ class RowWriter:
             )
         if not row.keys() <= self._names:
             for name in row:
-                if name not in self._names and name not in BESIDE:
+                if name not in self._names:
                     prefix = "" if number is None else f"row {number}: "
                     raise UsageError(prefix + self.unknown(name))
         fields = []
@@ -122,7 +129,7 @@ class RowWriter:
             if type(data) is not bytes and (data is not None or what == "value"):
                 hint = encode_hint(what, data)
                 raise UsageError(f"a {what} is bytes, and {place} has {shown(data)}{hint}")
-        return TypedRow(tuple(fields), value, key, tag, nbytes)
+        return TypedRow(self.schema, tuple(fields), value, key, tag, nbytes)
 
     def unknown(self, name: Any) -> str:
         """The message for a field that the schema does not have."""
@@ -142,7 +149,7 @@ class RowWriter:
             pa.array(column, field.type)
             for column, field in zip(zip(*rows, strict=True), self._arrow, strict=True)
         ]
-        table = pa.RecordBatch.from_arrays(arrays, schema=types.schema())
+        table = pa.RecordBatch.from_arrays(arrays, schema=types.arrow_schema())
         return Attributes(types, table.num_rows, table=table)
 
     # ------------------------------------------------------------ tables
@@ -154,7 +161,7 @@ class RowWriter:
 
         names = table.schema.names
         for name in names:
-            if name not in self._names and name not in BESIDE:
+            if name not in self._names:
                 raise UsageError(self.unknown(name))
             if names.count(name) > 1:
                 raise UsageError(f"the table has two columns {name!r}")
@@ -168,9 +175,9 @@ class RowWriter:
                 raise UsageError(
                     f"the table has no column {field.name!r}, which is {type_name} and not null"
                 )
-        attributes = pa.Table.from_arrays(arrays, schema=self.schema.types.schema())
+        attributes = pa.Table.from_arrays(arrays, schema=self.schema.types.arrow_schema())
         try:
-            attributes.validate(full=True)  # else the servers would refuse what was made elsewhere
+            attributes.validate(full=True)  # arrays of other libraries may be invalid
         except pa.ArrowException as problem:
             raise UsageError(f"the table is not valid: {_first_line(problem)}") from None
         beside = [name for name in BESIDE if name in names]
@@ -201,7 +208,7 @@ class RowWriter:
         ]
         types = self.schema.types
         return Attributes(
-            types, hi - lo, table=pa.RecordBatch.from_arrays(arrays, schema=types.schema())
+            types, hi - lo, table=pa.RecordBatch.from_arrays(arrays, schema=types.arrow_schema())
         )
 
 
@@ -219,9 +226,8 @@ def shown(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     """A number, bool or text of numpy as a Python value."""
-    if isinstance(value, np.number | np.bool_ | np.str_) and not isinstance(value, np.timedelta64):
-        return value.item()
-    return value
+    is_number = isinstance(value, _SCALARS) and not isinstance(value, np.timedelta64)
+    return value.item() if is_number else value
 
 
 def _check_of(node: Node) -> _Check:
@@ -249,41 +255,55 @@ def _check_of(node: Node) -> _Check:
 
 
 def _bool(value: Any) -> tuple[Any, int]:
-    value = _plain(value)
     if type(value) is not bool:
-        raise _Wrong
+        value = _plain(value)
+        if type(value) is not bool:
+            raise _Wrong
     return value, 0
 
 
 def _integer(limit: int, value: Any) -> tuple[Any, int]:
-    value = _plain(value)
     if type(value) is not int:
-        raise _Wrong
+        value = _plain(value)
+        if type(value) is not int:
+            raise _Wrong
     if not -limit <= value < limit:
         raise _Wrong("out of range")
     return value, 0
 
 
 def _float(is_single: bool, value: Any) -> tuple[Any, int]:
-    value = _plain(value)
-    if type(value) is int:
-        if abs(value) >> 1024:
-            raise _Wrong("out of range")
-        made = float(np.float32(value)) if is_single and abs(value) < 1 << 127 else float(value)
-        if made != value:
-            raise _Wrong("it has too many digits")
-        value = made
     if type(value) is not float:
-        raise _Wrong
+        value = _plain(value)
+        if type(value) is int:
+            return _float_of(is_single, value), 0
+        if type(value) is not float:
+            raise _Wrong
     if is_single and _FLOAT32_END <= abs(value) < math.inf:
         raise _Wrong("out of range")
     return value, 0
 
 
+def _float_of(is_single: bool, value: int) -> float:
+    """The float that is exactly this number."""
+    try:
+        made = float(value)
+    except OverflowError:
+        raise _Wrong("out of range") from None
+    if is_single and abs(made) >= _FLOAT32_END:
+        raise _Wrong("out of range")
+    if made != value or (is_single and float(np.float32(made)) != value):
+        raise _Wrong("it has too many digits")
+    return made
+
+
 def _string(value: Any) -> tuple[Any, int]:
-    value = _plain(value)
     if type(value) is not str:
-        raise _Wrong
+        value = _plain(value)
+        if type(value) is not str:
+            raise _Wrong
+    if value.isascii():
+        return value, len(value)
     try:
         return value, len(value.encode())
     except UnicodeEncodeError:
@@ -361,9 +381,9 @@ def _list(check: _Check, item_bytes: int, value: Any) -> tuple[Any, int]:
 
 
 def fields_of(attributes: Attributes) -> list[Fields]:
-    """The values of each row. Timestamps are datetimes in UTC, but those in nanoseconds are the
-    number since 1970, which is exact. So are times and dates that Python's datetime does not
-    have, in the unit of their column."""
+    """The values of each row. Timestamps are datetimes in UTC. Timestamps in nanoseconds are ints,
+    and so are dates and times that Python's datetime does not have, in the column's unit since
+    1970."""
     nodes, columns = attributes.types.nodes, attributes.table().columns
     return list(zip(*map(_values, nodes, columns), strict=True))
 
@@ -417,15 +437,26 @@ def _sizes(node: Node, array: pa.Array) -> Int64s:
 
     sizes = np.full(len(array), node.fixed_bytes, np.int64)
     if node.child is not None:
-        # What all values before a row take, from the first value of the first row on.
-        inner = _sizes(node.child, array.values)
-        before = np.concatenate(([0], np.cumsum(inner)))
         offsets = array.offsets.to_numpy(zero_copy_only=False)
-        sizes += before[offsets[1:]] - before[offsets[:-1]]
+        first, last = int(offsets[0]), int(offsets[-1])
+        inner = _sizes(node.child, array.values.slice(first, last - first))
+        before = np.concatenate(([0], np.cumsum(inner)))  # what the values before each one take
+        sizes += np.diff(before[offsets - first])
     elif node.type in (Type.STRING, Type.BINARY):
         lengths = pc.fill_null(pc.binary_length(array), 0)
         sizes += lengths.to_numpy(zero_copy_only=False).astype(np.int64)
     return sizes
+
+
+def _without_hidden(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column without what its null rows hold, for example what a user has masked."""
+    import pyarrow as pa
+
+    kind = column.type
+    sized = pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_list(kind)
+    if not sized or not column.null_count:
+        return column
+    return column.take(pa.array(np.arange(len(column))))
 
 
 def _cast(field: pa.Field, type_name: str, column: Any) -> pa.ChunkedArray:
@@ -436,14 +467,20 @@ def _cast(field: pa.Field, type_name: str, column: Any) -> pa.ChunkedArray:
     if not isinstance(column, pa.ChunkedArray):
         column = pa.chunked_array([column], column.type)
     if pa.types.is_dictionary(column.type):
-        column = pc.cast(column, column.type.value_type)
+        try:
+            column = pc.cast(column, column.type.value_type)
+        except pa.ArrowException as problem:
+            raise UsageError(
+                f"column {field.name!r} is {column.type}, which cannot be decoded: "
+                f"{_first_line(problem)}"
+            ) from None
     if not field.nullable and column.null_count:
         row = pc.index(column.is_null(), True).as_py()
         raise UsageError(
             f"column {field.name!r} is {type_name} and not null, but row {row} has no value"
         )
     if column.type == field.type:
-        return column
+        return _without_hidden(column)
     if not _may_cast(column.type, field.type):
         hint = ""
         if pa.types.is_timestamp(column.type) and pa.types.is_timestamp(field.type):
@@ -457,10 +494,10 @@ def _cast(field: pa.Field, type_name: str, column: Any) -> pa.ChunkedArray:
             f"column {field.name!r} is {type_name} in the schema, but {column.type} in the "
             f"table{hint}"
         )
-    if pa.types.is_decimal(field.type) and pa.types.is_integer(column.type):
-        # pyarrow wants room for every number of the integer type before it looks at the values.
-        column = pc.cast(column, pa.decimal256(19 + field.type.scale, field.type.scale))
     try:
+        if pa.types.is_decimal(field.type) and pa.types.is_integer(column.type):
+            # pyarrow wants room for every number of the integer type before it looks at the values.
+            column = pc.cast(column, pa.decimal256(20 + field.type.scale, field.type.scale))
         made = pc.cast(column, field.type)
     except pa.ArrowException as problem:
         row = _first_wrong(column, field.type)
@@ -470,7 +507,7 @@ def _cast(field: pa.Field, type_name: str, column: Any) -> pa.ChunkedArray:
         ) from None
     if _grew_infinite(column, made):
         raise UsageError(f"column {field.name!r} is {type_name}, and has a number out of range")
-    return made
+    return _without_hidden(made)
 
 
 def _cell(column: pa.ChunkedArray, row: int) -> str:
@@ -529,7 +566,11 @@ def _may_cast(has: pa.DataType, wanted: pa.DataType) -> bool:
     if kinds.is_list(wanted):
         lists = kinds.is_list(has) or kinds.is_large_list(has)
         same = lists and has.value_type == wanted.value_type
-        return same or (lists and _may_cast(has.value_type, wanted.value_type))
+        return same or (
+            lists
+            and not kinds.is_decimal(wanted.value_type)
+            and _may_cast(has.value_type, wanted.value_type)
+        )
     if kinds.is_integer(wanted):
         return bool(kinds.is_integer(has))
     if kinds.is_floating(wanted):

@@ -1,7 +1,7 @@
 """Attributes as JSON, for the command line and for HTTP.
 
 A field is written by its type: numbers as numbers, strings as text, bytes in base64, dates as
-"2026-11-19", timestamps as "2026-11-19T08:30:00.5+00:00", decimals as text such as "81.20".
+"2026-11-19", timestamps as "2026-11-19T08:30:00.500000+00:00", decimals as text such as "81.20".
 Timestamps in nanoseconds have up to nine digits after the point. NaN and the infinities, which JSON
 does not have, are the texts "NaN", "Infinity" and "-Infinity".
 """
@@ -25,9 +25,11 @@ from surecast.errors import UsageError
 __all__ = ["from_json", "to_json"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# As in filters (where/columns.py). `fromisoformat` would drop digits after the sixth.
+# `fromisoformat` would drop digits after the sixth. A fraction is only of seconds.
 _TIME: Final = re.compile(
-    r"(\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(?::\d\d)?)(?:\.(\d+))? ?([Zz]|[+-]\d\d:\d\d)?", re.ASCII
+    r"(\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(?::\d\d)?)(?:(?<=:\d\d:\d\d)\.(\d+))? ?"
+    r"([Zz]|[+-]\d\d:\d\d)?",
+    re.ASCII,
 )
 _DECIMAL_MAX: Final = 100  # characters of a decimal
 _EXAMPLE: Final = "2026-11-19T08:30:00Z"
@@ -67,7 +69,8 @@ def _read(node: Node, value: Any) -> Any:
     if node.type is Type.DECIMAL and not isinstance(value, int):
         raise _NotReadable('write decimals as text, such as "1.25"')
     if node.type in _TIMES and not isinstance(value, list | dict):
-        raise _NotReadable(f"write times as text, such as {_EXAMPLE}")
+        example = "2026-11-19" if node.type is Type.DATE else _EXAMPLE
+        raise _NotReadable(f"write dates and times as text, such as {example}")
     return value
 
 

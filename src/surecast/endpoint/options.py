@@ -94,6 +94,10 @@ class ClientOptions:
     def __post_init__(self) -> None:
         self.validate()
 
+    def event_most(self, overhead: int) -> int:
+        """The largest event, if a body has this many bytes beside its rows."""
+        return min(self.event_bytes_max, _EVENT_BYTES_MAX - overhead)
+
     # ------------------------------------------------------------ durations in nanoseconds
 
     @property

@@ -111,6 +111,8 @@ def _batches_of_rows(
     typed = [
         row if type(row) is TypedRow else writer.row(row, number) for number, row in enumerate(rows)
     ]
+    if any(row.schema is not writer.schema and row.schema != writer.schema for row in typed):
+        raise UsageError("the stream was replaced by one with another schema: publish again")
     values = [row.value for row in typed]
     if any(row.key is not None for row in typed):
         if keys is not None:
@@ -156,7 +158,7 @@ def _batches_of_lists(
 
 
 def _check_largest(size: int, options: ClientOptions, writer: RowWriter | None) -> None:
-    most = options.event_bytes_max - (writer.overhead if writer else 0)
+    most = options.event_most(writer.overhead if writer else 0)
     if size > most:
         raise UsageError(
             f"an event of {size:,} bytes: at most {most:,} are allowed "

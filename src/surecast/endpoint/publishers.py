@@ -120,6 +120,7 @@ class Outbox:
         self._rows_max = 0 if writer else options.batch_rows_max
         self._draft_room = min(options.batch_bytes_max, options.event_bytes_max)
         self._room = options.outbox_bytes_max
+        self._event_most = options.event_most(writer.overhead if writer else 0)
         self._control = control
         self._loop = asyncio.get_running_loop()
         self._linger_s = options.linger_ns / SECOND
@@ -174,7 +175,7 @@ class Outbox:
         self._check()
         fields, nbytes = None, 0
         if self.writer is not None:
-            fields, value, key, tag, nbytes = self._row(value, key, tag)
+            _, fields, value, key, tag, nbytes = self._row(value, key, tag)
         for what, data in (("value", value), ("key", key), ("tag", tag)):
             if type(data) is not bytes and (data is not None or what == "value"):
                 hint = encode_hint(what, data)
@@ -182,10 +183,9 @@ class Outbox:
                     f"a {what} is bytes, not {type(data).__name__}: {data!r:.60}{hint}"
                 )
         size = len(value) + len(key or b"") + len(tag or b"") + nbytes
-        most = self.options.event_bytes_max - (self.writer.overhead if self.writer else 0)
-        if size > most:
+        if size > self._event_most:
             raise UsageError(
-                f"an event of {size:,} bytes: at most {most:,} are allowed "
+                f"an event of {size:,} bytes: at most {self._event_most:,} are allowed "
                 "(ClientOptions.event_bytes_max). Publish it in parts"
             )
         return NewEvent(value, key, tag, size + EVENT_OVERHEAD, fields)

@@ -19,7 +19,7 @@ from surecast.columns.rules import End, encode_policy
 from surecast.columns.schema import read_schema
 from surecast.core.policies import parse_policy
 from surecast.core.streams import StreamInfo, StreamSpec
-from surecast.endpoint.attributes import RowWriter, TypedRow
+from surecast.endpoint.attributes import RowWriter, TypedRow, writer_of
 from surecast.endpoint.endpoint import Endpoint, send_all
 from surecast.endpoint.prepared import PreparedBatch, prepared_batches
 from surecast.endpoint.publishers import Outbox
@@ -86,8 +86,9 @@ class Publishing:
                         "the stream has a schema: send JSON objects with its fields, one a line, "
                         f"and the header Content-Type: {NDJSON}"
                     )
-                # In a thread, because it loads pyarrow.
-                writer = await asyncio.to_thread(RowWriter, read_schema(schema))
+                # In a thread, because the first call loads pyarrow.
+                writer = await asyncio.to_thread(writer_of, schema)
+                assert writer is not None
                 values = await _parsed(body, _limited(writer))
             else:
                 events = await _parsed(body, parse_line) if lines else [(_key(key), body, None)]

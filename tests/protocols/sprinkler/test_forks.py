@@ -77,7 +77,7 @@ def numbers(schema: str, number: int) -> Attributes | None:
     if not schema:
         return None
     types = read_schema(schema).types
-    table = pa.RecordBatch.from_arrays([pa.array([number] * 3)], schema=types.schema())
+    table = pa.RecordBatch.from_arrays([pa.array([number] * 3)], schema=types.arrow_schema())
     return Attributes(types, 3, table=table)
 
 

@@ -136,7 +136,8 @@ def test_a_stream_takes_only_events_of_its_schema() -> None:
     def batch(stream: bytes, text: str) -> Batch:
         types = read_schema(text).types
         table = pa.RecordBatch.from_arrays(
-            [pa.array([None], kind) for kind in types.schema().types], schema=types.schema()
+            [pa.array([None], kind) for kind in types.arrow_schema().types],
+            schema=types.arrow_schema(),
         )
         return Batch.of(stream, [b""], attributes=Attributes(types, 1, table=table))
 

@@ -149,7 +149,7 @@ def _fits(stream: Stream, batch: Batch) -> bool:
     """Whether the batch has exactly the columns of the stream's schema."""
     try:
         schema = stream.info.schema
-        return batch.layout[1] == (read_schema(schema).types.code if schema else b"")
+        return batch.columns_id[1] == (read_schema(schema).types.code if schema else b"")
     except UsageError:
         return False  # a schema of a later version
 
