@@ -83,8 +83,8 @@ def processor_seconds() -> float:
     """Processor time that this process and all its descendants have used so far.
 
     `os.times` includes descendants that have ended. Running ones are read from /proc (Linux), from
-    the parent that each process names: the lists of children in /proc/<pid>/task leave out some
-    while threads end, and their seconds would count for the test after the next sample.
+    the parent that each process names. The lists of children in /proc/<pid>/task may be incomplete
+    while processes end (proc(5)): the seconds of a missing child would count for a later test.
     """
     used = os.times()
     total = used.user + used.system + used.children_user + used.children_system

@@ -267,7 +267,7 @@ class Lines:
             raise UsageError(f"cannot read {self.path}: {problem.strerror}") from None
 
     async def events(self, writer: "RowWriter | None") -> AsyncIterator[Events]:
-        """The events, for a stream with a schema (`writer`) or without."""
+        """The events. `writer` is that of the stream's schema, or None if it has no schema."""
         if writer is not None and not self.as_objects:
             raise UsageError(NEEDS_OBJECTS)
         parse = self._parser(writer)

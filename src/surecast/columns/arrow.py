@@ -52,9 +52,10 @@ def schema_of(schema_id: int, explicit: bool) -> pa.Schema:
 
 
 def columns_from_table(table: pa.Table | pa.RecordBatch, rows: int | None = None) -> Columns:
-    """The columns `value` and, if present, `key` and `tag` of a user's table, for a dense batch.
+    """The columns of a dense batch, from the columns `value`, `key` and `tag` of a user's table.
 
-    If the number of rows is given, the table needs no values: without them, all values are empty.
+    `key` and `tag` may be missing. If the number of rows is given, `value` may be missing, too;
+    then all values are empty.
     """
     import pyarrow as pa
 

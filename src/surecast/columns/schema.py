@@ -212,8 +212,6 @@ class _Parser:
         while True:
             name = self.take("a field name")
             name = name[1:-1].replace("``", "`") if name[0] == "`" else name
-            if _UNREADABLE.search(name):
-                raise UsageError(f"the name {name!a} has characters that cannot be read")
             kind = self.type(0)
             nullable = not self.takes("not")
             if not nullable and not self.takes("null"):

@@ -452,12 +452,22 @@ def arrow_types() -> dict[Type, pa.DataType]:
     """The Arrow types of those that have no parameters."""
     import pyarrow as pa
 
-    plain = [
-        pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(),
-        pa.string(), pa.binary(), pa.date32(),
-    ]  # fmt: skip
-    plain += [pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")]
-    return dict(zip(Type, plain, strict=False))
+    return {
+        Type.BOOL: pa.bool_(),
+        Type.INT8: pa.int8(),
+        Type.INT16: pa.int16(),
+        Type.INT32: pa.int32(),
+        Type.INT64: pa.int64(),
+        Type.FLOAT32: pa.float32(),
+        Type.FLOAT64: pa.float64(),
+        Type.STRING: pa.string(),
+        Type.BINARY: pa.binary(),
+        Type.DATE: pa.date32(),
+        Type.TIMESTAMP_S: pa.timestamp("s", "UTC"),
+        Type.TIMESTAMP_MS: pa.timestamp("ms", "UTC"),
+        Type.TIMESTAMP_US: pa.timestamp("us", "UTC"),
+        Type.TIMESTAMP_NS: pa.timestamp("ns", "UTC"),
+    }
 
 
 # ---------------------------------------------------------------- bodies

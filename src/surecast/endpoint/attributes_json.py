@@ -147,6 +147,7 @@ _TIMES: Final = (Type.DATE, Type.TIMESTAMP_S, Type.TIMESTAMP_MS, Type.TIMESTAMP_
 def to_json(schema: Schema, fields: Sequence[Any]) -> dict[str, Any]:
     """The attributes of an event, in the form that `from_json` reads. `fields` are their values, in
     the order of the schema."""
+    # An event of an earlier version of the schema has fewer fields.
     columns = zip(schema.names, schema.types.nodes, fields, strict=False)
     return {name: _written(node, value) for name, node, value in columns}
 

@@ -266,7 +266,7 @@ class Outbox:
         self.accept(event)
 
     def accept(self, event: NewEvent) -> None:
-        """The same as `publish_soon`, for a caller that has checked that there is room."""
+        """Publish an event in the background. The caller has checked that there is room."""
         self._append(event)
         if self._due == _IDLE:
             self._due = _LINGERS

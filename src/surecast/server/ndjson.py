@@ -84,8 +84,8 @@ def parse_line(line: bytes) -> Parsed:
 
 
 def parse_row(line: bytes, writer: RowWriter) -> TypedRow:
-    """The event in a line, for a stream with a schema. Raises UsageError if it does not fit the
-    schema."""
+    """The event in a line, checked against the schema of `writer`. Raises UsageError if it does not
+    fit."""
     fields = _object(line)
     nested = fields.pop("attributes", {})
     if not isinstance(nested, dict):
