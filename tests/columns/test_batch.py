@@ -28,6 +28,7 @@ from surecast.columns.batch import (
     Batch,
     Row,
     coalesce,
+    filtered_bytes,
 )
 from surecast.columns.intervals import IntervalSet
 from surecast.errors import PeerError, UsageError
@@ -52,11 +53,12 @@ def check_header(batch: Batch) -> None:
         name: getattr(batch, name) for name in Batch.__slots__ if not name.startswith("_")
     })  # fmt: skip
     again.validate()  # from the bytes alone, as the peer does
-    assert len(fields) == 15
+    assert len(fields) == 16
     assert again.to_rows() == batch.to_rows()
     assert batch.body is not None
     assert batch.body_crc == zlib.crc32(batch.body)
-    assert batch.nbytes == HEADER_SIZE + len(batch.body)
+    runs = b"" if batch.filtered is None else filtered_bytes(batch.filtered)
+    assert batch.nbytes == HEADER_SIZE + len(runs) + len(batch.body)
     assert (batch.kind == VOID) == (batch.rows == 0)
     assert (batch.reason == NONE) == (batch.rows == batch.count)
 
@@ -361,7 +363,7 @@ def test_synthetic_batches_have_no_events_to_read() -> None:
         ("sparse", {"form": 0}),
         ("sparse", {"count": 3}),
         ("sparse", {"reason": NONE}),
-        ("sparse", {"reason": 4}),
+        ("sparse", {"reason": 5}),
         ("joined", {"lo": 0}),
         ("plain joined", {"lo": 3}),
         ("void", {"rows": 1}),
@@ -412,6 +414,6 @@ def test_a_void_batch_has_no_rows() -> None:
     assert np.issubdtype(void.seqs().dtype, np.int64)
     with pytest.raises(UsageError):
         void.record_batch()
-    for lo, hi, reason in ((0, 4, COLLECTED), (4, 4, COLLECTED), (1, 4, NONE), (1, 4, 4)):
+    for lo, hi, reason in ((0, 4, COLLECTED), (4, 4, COLLECTED), (1, 4, NONE), (1, 4, 5)):
         with pytest.raises(ValueError):
             Batch.void(STREAM, lo, hi, reason)

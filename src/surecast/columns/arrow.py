@@ -32,8 +32,8 @@ from surecast.errors import PeerError, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["arrow_of", "columns_from_table", "decode_arrow", "read_arrow", "read_record_batch"]
-__all__ += ["schema_of"]
+__all__ = ["array_of", "arrow_of", "columns_from_table", "decode_arrow", "read_arrow"]
+__all__ += ["read_record_batch", "schema_of"]
 
 
 def schema_of(schema_id: int, explicit: bool) -> pa.Schema:
@@ -100,19 +100,23 @@ def arrow_of(columns: Columns, rows: int) -> pa.RecordBatch:
     """Checked columns as a record batch over the same memory."""
     import pyarrow as pa
 
-    def binary(column: Column) -> pa.Array:
-        valid = column.valid
-        bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
-        buffers = [bitmap, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
-        return pa.Array.from_buffers(pa.binary(), rows, buffers)
-
-    arrays = [binary(columns.keys), binary(columns.values)]
+    arrays = [array_of(columns.keys, rows), array_of(columns.values, rows)]
     if columns.tags is not None:
-        arrays.append(binary(columns.tags))
+        arrays.append(array_of(columns.tags, rows))
     if columns.seqs is not None:
         arrays += [pa.array(columns.seqs), pa.array(columns.times)]
     schema = schema_of(int(columns.tags is not None), columns.seqs is not None)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def array_of(column: Column, rows: int) -> pa.BinaryArray:
+    """A checked column as an Arrow array over the same memory."""
+    import pyarrow as pa
+
+    valid = column.valid
+    bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    buffers = [bitmap, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
+    return pa.Array.from_buffers(pa.binary(), rows, buffers)
 
 
 def _is_bytes(kind: pa.DataType) -> bool:

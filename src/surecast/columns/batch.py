@@ -1,8 +1,10 @@
 """Batch: consecutive positions of one stream and their events, handled as one unit everywhere.
 
 A batch covers the half-open range of positions [lo, hi). Each position either has a *row*, which is
-its event, or is *void*: its event is obsolete and no longer stored. All void positions of a batch
-have the same reason. A batch has one of three shapes:
+its event, or is *void*: its event is obsolete and no longer stored, or it was dropped by the filter
+of a reader. All void positions of a stored batch have the same reason. A batch that was filtered
+(`passing`) may have two: its `reason`, and FILTERED for the positions in `filtered`. A batch has
+one of three shapes:
 
     dense    every position has a row; the body has no seq or time column (the normal case)
     void     no rows, no body
@@ -28,6 +30,7 @@ from surecast.columns.column import (
     TAGGED,
     TYPED,
     Body,
+    Bools,
     Column,
     Columns,
     Int64s,
@@ -50,6 +53,7 @@ __all__ = [
     "CONTROL",
     "DATA",
     "EXPIRED",
+    "FILTERED",
     "HEADER_SIZE",
     "NONE",
     "NO_PUBLISHER",
@@ -61,6 +65,7 @@ __all__ = [
     "Column",
     "Row",
     "coalesce",
+    "filtered_bytes",
     "joined_columns",
 ]
 
@@ -74,13 +79,16 @@ CONFIG: Final = 3  # one row whose value is an encoded retention policy or End; 
 VOID: Final = 4  # a range of void positions, without rows
 CONTROL: Final = 16  # a control message of the wire, not a batch
 
-# Why positions are void. A subscriber's own filter is another reason, which is never stored.
+# Why positions are void.
 NONE: Final = 0  # the batch has no void positions
 COLLECTED: Final = 1  # a publisher's `collect`
 EXPIRED: Final = 2  # keep_last or keep_for
 SUPERSEDED: Final = 3  # latest_per_key: a later event has the same key
-REASON_NAMES: Final = {COLLECTED: "collected", EXPIRED: "expired", SUPERSEDED: "superseded"}
-REASONS: Final = tuple(REASON_NAMES)
+FILTERED: Final = 4  # the filter of one reader; such batches are never stored
+REASONS: Final = (COLLECTED, EXPIRED, SUPERSEDED)  # of stored batches
+REASON_NAMES: Final = {
+    COLLECTED: "collected", EXPIRED: "expired", SUPERSEDED: "superseded", FILTERED: "filtered",
+}  # fmt: skip
 
 _SMALL_ROWS: Final = 16  # dense batches up to this size are joined with their neighbours
 _NO_CRC: Final = 0  # zlib.crc32(b"")
@@ -110,6 +118,7 @@ class Batch:
         "body_crc",
         "count",
         "epoch",
+        "filtered",
         "form",
         "kind",
         "lo",
@@ -140,6 +149,7 @@ class Batch:
         body_crc: int,
         nbytes: int,
         form: int = 0,
+        filtered: IntervalSet | None = None,
     ) -> None:
         self.kind = kind  # DATA, COLLECT, CONFIG or VOID
         self.stream_id = stream_id  # 16 bytes
@@ -152,6 +162,9 @@ class Batch:
         self.time_ns = time_ns  # the time of the last position
         self.epoch = epoch  # the epoch of the chain in which the batch was sequenced
         self.reason = reason  # why its void positions are void; NONE if it has none
+        # The void positions that a filter has dropped, if `reason` is the reason of others. None if
+        # all void positions have the same reason.
+        self.filtered = filtered
         self.body = body  # b"" for a void range, None for a synthetic batch
         self.body_crc = body_crc  # CRC-32
         self.nbytes = nbytes  # the size of the whole frame
@@ -166,6 +179,11 @@ class Batch:
     @property
     def hi(self) -> int:
         return self.lo + self.count
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether a filter has dropped rows of this batch: then it is for one reader only."""
+        return self.reason == FILTERED or self.filtered is not None
 
     @property
     def is_synthetic(self) -> bool:
@@ -260,7 +278,7 @@ class Batch:
         cls, stream_id: bytes, lo: int, hi: int, reason: int, *, time_ns: int = 0, epoch: int = 0
     ) -> Batch:
         """The positions [lo, hi), all void."""
-        if not 0 < lo < hi or reason not in REASONS:
+        if not 0 < lo < hi or reason not in REASON_NAMES:
             raise ValueError(f"not a valid void range: [{lo}, {hi}) reason {reason}")
         return cls(
             VOID, stream_id, 0, NO_PUBLISHER, 0, lo, hi - lo, 0, time_ns, epoch, reason,
@@ -326,6 +344,13 @@ class Batch:
             raise ValueError(f"[{lo}, {hi}) does not overlap {self!r}")
         if hi - lo == self.count:
             return self
+        part = self._part(lo, hi)
+        if self.filtered is not None:
+            part._set_filtered(self.filtered.clip(lo, hi))
+        return part
+
+    def _part(self, lo: int, hi: int) -> Batch:
+        """The positions [lo, hi) of this batch, whose void ones all have its `reason`."""
         first, last = lo - self.lo, hi - self.lo
         if self.rows != self.count:  # sparse: rows are not at the indices of their positions
             first, last = np.searchsorted(self.seqs(), (lo, hi)).tolist()
@@ -355,6 +380,36 @@ class Batch:
         columns = None if self.body is None else self._decoded().take(kept)
         seqs, times = self.seqs()[kept], self.times()[kept]
         return self._derived(self.lo, self.hi, kept.size, columns, seqs, times, reason)
+
+    def passing(self, passes: Bools) -> Batch:
+        """This batch for a reader with a filter: only the rows for which `passes` is true. The
+        positions of the others become void with the reason FILTERED."""
+        if self.kind != DATA or passes.all():
+            return self
+        kept = np.flatnonzero(passes)
+        seqs = self.seqs()
+        if kept.size:
+            columns = None if self.body is None else self._decoded().take(kept)
+            times = self.times()[kept]
+            made = self._derived(
+                self.lo, self.hi, kept.size, columns, seqs[kept], times, self.reason or FILTERED
+            )
+        else:
+            made = self._void(self.lo, self.hi, self.reason or FILTERED)
+        if self.reason not in (NONE, FILTERED):
+            dropped = IntervalSet() if self.filtered is None else self.filtered.copy()
+            dropped.add_many(seqs[~passes])
+            made._set_filtered(dropped)
+        return made
+
+    def _set_filtered(self, filtered: IntervalSet) -> None:
+        """Finish a batch under construction: these of its void positions were filtered."""
+        count = filtered.total()
+        if count == self.count - self.rows:
+            self.reason = FILTERED if count else NONE
+        elif count:
+            self.filtered = filtered
+            self.nbytes += len(filtered_bytes(filtered))
 
     def with_reason(self, reason: int) -> Batch:
         """This batch with another reason for all of its void positions; shares the body."""
@@ -430,12 +485,24 @@ class Batch:
             raise PeerError(
                 f"only DATA batches may have several events, tags or attributes: {self!r}"
             )
-        if self.reason not in ((NONE,) if self.rows == self.count else REASONS):
+        if self.reason not in ((NONE,) if self.rows == self.count else REASON_NAMES):
             raise PeerError(f"the reason contradicts the row count: {self!r}")
         if self.rows < self.count and self.lo < 1:
             raise PeerError(f"void positions in a batch without a position: {self!r}")
         if self.rows and self.body is not None:
             self.check_body()
+        if self.filtered is not None:
+            self._check_filtered(self.filtered)
+
+    def _check_filtered(self, filtered: IntervalSet) -> None:
+        """Check the positions that a filter has dropped, of a batch that is valid otherwise."""
+        lowest, highest = filtered.lowest(), filtered.highest()
+        if lowest is None or highest is None or lowest < self.lo or highest >= self.hi:
+            raise PeerError(f"filtered positions outside {self!r}")
+        if self.reason == FILTERED or filtered.total() >= self.count - self.rows:
+            raise PeerError(f"filtered positions are not all void, or all void ones: {self!r}")
+        if self.rows and filtered.contains_many(self.seqs()).any():
+            raise PeerError(f"filtered positions have rows: {self!r}")
 
     def check_body(self) -> None:
         """Check the whole body against a header that is known to be valid."""
@@ -553,6 +620,20 @@ class Batch:
         seqs = self.seqs()
         return IntervalSet.from_arrays(np.append(self.lo, seqs + 1), np.append(seqs, self.hi))
 
+    def void_runs(self) -> tuple[Int64s, Int64s, Int64s]:
+        """The void positions as runs [lo, hi) in order: their starts, their ends and the reason of
+        each."""
+        los, his = self.holes().to_arrays()
+        filtered = self.filtered
+        if filtered is None:
+            return los, his, np.full(los.size, self.reason, np.int64)
+        other = self.holes().difference(filtered).to_arrays()
+        dropped = filtered.to_arrays()
+        los, his = (np.concatenate(pair) for pair in zip(other, dropped, strict=True))
+        reasons = np.repeat([self.reason, FILTERED], [other[0].size, dropped[0].size])
+        order = np.argsort(los)
+        return los[order], his[order], reasons[order]
+
     def keys(self) -> Column:
         return self._decoded().keys
 
@@ -613,8 +694,8 @@ def coalesce(
 
     The input is contiguous: each batch begins where the one before ends. Neighbouring void ranges,
     sparse batches and small dense batches are joined as long as their void positions have the same
-    reason and they have at most `rows_max` rows together. Larger dense batches and COLLECT and
-    CONFIG events are returned as the same objects.
+    reason and they have at most `rows_max` rows together. Larger dense batches, COLLECT and CONFIG
+    events, and batches with filtered positions beside others, are returned as the same objects.
     """
     joined: list[Batch] = []
     group: list[Batch] = []
@@ -622,8 +703,10 @@ def coalesce(
     for batch in batches:
         if group and batch.lo != group[-1].hi:
             raise ValueError(f"{batch!r} does not follow {group[-1]!r}")
-        alone = batch.kind in (COLLECT, CONFIG) or (
-            batch.rows == batch.count and batch.rows > small_rows
+        alone = (
+            batch.kind in (COLLECT, CONFIG)
+            or (batch.rows == batch.count and batch.rows > small_rows)
+            or batch.filtered is not None
         )
         if group and (
             alone
@@ -642,6 +725,13 @@ def coalesce(
     if group:
         joined.append(_join(group, reason))
     return joined
+
+
+def filtered_bytes(filtered: IntervalSet) -> bytes:
+    """`Batch.filtered` as it is in a frame, before the body: the size, the runs, zeros to a
+    multiple of 8 bytes."""
+    runs = filtered.to_bytes()
+    return b"".join((len(runs).to_bytes(4, "little"), runs, bytes(-(4 + len(runs)) % 8)))
 
 
 def joined_columns(parts: Sequence[Columns]) -> Columns:

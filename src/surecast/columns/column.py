@@ -21,6 +21,7 @@ __all__ = [
     "TAGGED",
     "TYPED",
     "Body",
+    "Bools",
     "Column",
     "Columns",
     "Int32s",

@@ -193,11 +193,13 @@ def _extension(value: Any) -> msgspec.msgpack.Ext:
         raise TypeError(f"{type(value).__name__} cannot be encoded")
     if value.body is None:
         raise TypeError("a synthetic batch has no body, so it cannot be told from others")
-    header = (
+    header: tuple[int | bytes, ...] = (
         value.kind, value.stream_id, value.schema_id, value.publisher, value.pub_no, value.lo,
         value.count, value.rows, value.time_ns, value.epoch, value.reason, value.body_crc,
         value.nbytes, value.form,
     )  # fmt: skip
+    if value.filtered is not None:
+        header += (value.filtered.to_bytes(),)
     return msgspec.msgpack.Ext(_BATCH, _ENCODE_PLAIN(header))
 
 

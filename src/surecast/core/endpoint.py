@@ -7,6 +7,7 @@ runs these nodes, uses it and knows no protocol.
 """
 
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Protocol
 
 import msgspec
@@ -48,6 +49,7 @@ __all__ = [
     "WhereIs",
     "WhichCursors",
     "WhichStreams",
+    "filter_number",
 ]
 
 # ------------------------------------------------------------ commands
@@ -84,10 +86,18 @@ class OfferBatch(Input):
 
 class Follow(Input):
     """Deliver `stream` from position `start` on. 1 is the earliest; 0 is the latest (only for mesh
-    clients and deliveries without order)."""
+    clients and deliveries without order).
+
+    `where` is a filter (docs/filters.md); "" means that there is none. Events that do not pass it
+    may be left out: their positions are delivered as void ones, with the reason `FILTERED`. The
+    application applies the filter again, because a machine may ignore it. A Follow of a stream
+    that is followed already replaces the filter, too: nothing is left out of what is delivered from
+    then on that passes the new filter.
+    """
 
     stream: LogId
     start: int
+    where: str = ""
 
 
 class Unfollow(Input):
@@ -97,11 +107,12 @@ class Unfollow(Input):
 
 
 class ReadRange(Input):
-    """Deliver [lo, hi) of `stream`. This replaces an earlier ReadRange."""
+    """Deliver [lo, hi) of `stream`. This replaces an earlier ReadRange. `where`: as in Follow."""
 
     stream: LogId
     lo: int
     hi: int
+    where: str = ""
 
 
 class Hold(Input):
@@ -127,6 +138,11 @@ class Drop(Input):
 
 class Drain(Input):
     """This replica is about to stop: accept no more publishes; accepted ones are still answered."""
+
+
+def filter_number(where: str) -> int:
+    """A number that identifies a filter in messages; 0 if there is none."""
+    return int.from_bytes(blake2b(where.encode(), digest_size=7).digest()) or 1 if where else 0
 
 
 # ------------------------------------------------------------ questions
@@ -303,9 +319,10 @@ class Ended(msgspec.Struct, gc=False):
 # which datagrams and other peers reach the node.
 NEEDS = frozenset({"region", "listen"})
 # What clients may do with streams of a delivery. pattern, name, time: subscribe by pattern, as a
-# named subscription, from a time on. retain: set the retention policy. collect: declare events
-# obsolete. publisher: use named publishers. delete: delete the stream.
-VERBS = frozenset({"pattern", "name", "time", "retain", "collect", "publisher", "delete"})
+# named subscription, from a time on. where: subscribe with a filter. retain: set the retention
+# policy. collect: declare events obsolete. publisher: use named publishers. delete: delete the
+# stream.
+VERBS = frozenset({"pattern", "name", "time", "where", "retain", "collect", "publisher", "delete"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ saves that state as empty.
 
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -60,6 +60,10 @@ class Message(msgspec.Struct, gc=False, array_like=True, tag=True):
     messages, `class ChainMessage(Message, tag=tagged("chain"))`, so that two protocols may have
     classes of the same name.
     """
+
+    # Whether its batches may be filtered for a reader (`Batch.is_filtered`). No other message may
+    # contain such batches, so that they are never stored or passed on to other readers.
+    may_be_filtered: ClassVar[bool] = False
 
 
 # protocol/Message: the name of the protocol's package and of the message's class.

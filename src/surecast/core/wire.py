@@ -35,12 +35,14 @@ from surecast.columns.batch import (
     DATA,
     HEADER_SIZE,
     NONE,
-    REASONS,
+    REASON_NAMES,
     VOID,
     Batch,
+    filtered_bytes,
 )
 from surecast.columns.column import TYPED
 from surecast.columns.forms import matches
+from surecast.columns.intervals import IntervalSet
 from surecast.core.config import check
 from surecast.core.fields import parts_of
 from surecast.core.types import TAG_PATTERN, Enclosed, Message, tag_of
@@ -66,7 +68,10 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 MAGIC: Final = b"SCF\xf1"  # the last byte is not ASCII, so no text protocol begins like this
 VERSION: Final = 1
-SPARSE: Final = 1  # flag bit 0: rows < count, and the body has the position of each row
+# Flags. SPARSE: 0 < rows < count, and the body has the position of each row. MIXED: the positions
+# that a reader's filter has dropped (`Batch.filtered`) are before the body.
+SPARSE: Final = 1
+MIXED: Final = 2
 
 # magic, version, type, flags, reason, body_len, body_crc, count, control_len, rows, stream_id,
 # publisher, pub_no, seq_first, time_ns, epoch, schema_id, form, reserved; the header's CRC follows.
@@ -155,19 +160,40 @@ def encode_batch(batch: Batch, limits: Limits = DEFAULT_LIMITS) -> list[Buffer]:
         problem = _problem(kind, batch.reason, lo, count, rows, len(body), limits)
         if problem is not None:
             raise UsageError(f"cannot encode {_name(kind, lo, count)}: {problem}")
+        if batch.filtered is not None:
+            return _encode_mixed(batch, batch.filtered, body, limits)
     if batch._header is not None:  # kept, because a batch is encoded for several destinations
         return [batch._header, body] if body else [batch._header]
     flags = SPARSE if 0 < rows < count else 0
+    header = batch._header = _header(batch, flags, len(body), batch.body_crc)
+    return [header, body] if body else [header]
+
+
+def _header(batch: Batch, flags: int, body_len: int, body_crc: int) -> bytes:
     try:
         fields = _FIELDS.pack(
-            MAGIC, VERSION, kind, flags, batch.reason, size - HEADER_SIZE, batch.body_crc, count,
-            0, rows, batch.stream_id, batch.publisher, batch.pub_no, lo, batch.time_ns,
+            MAGIC, VERSION, batch.kind, flags, batch.reason, body_len, body_crc, batch.count,
+            0, batch.rows, batch.stream_id, batch.publisher, batch.pub_no, batch.lo, batch.time_ns,
             batch.epoch, batch.schema_id, batch.form, b"",
         )  # fmt: skip
     except struct.error as error:
-        raise UsageError(f"cannot encode {_name(kind, lo, count)}: out of range: {error}") from None
-    header = batch._header = fields + _CRC.pack(crc32(fields))
-    return [header, body] if body else [header]
+        name = _name(batch.kind, batch.lo, batch.count)
+        raise UsageError(f"cannot encode {name}: out of range: {error}") from None
+    return fields + _CRC.pack(crc32(fields))
+
+
+def _encode_mixed(
+    batch: Batch, filtered: IntervalSet, body: Buffer, limits: Limits
+) -> list[Buffer]:
+    """The frame of a batch in which some void positions are filtered, and others are not."""
+    runs = filtered_bytes(filtered)
+    size = HEADER_SIZE + len(runs) + len(body)
+    if size > limits.batch_bytes_max:
+        too_large = _too_large("a frame of", size, batch.kind, limits)
+        raise UsageError(f"cannot encode {_name(batch.kind, batch.lo, batch.count)}: {too_large}")
+    flags = MIXED | (SPARSE if batch.rows else 0)
+    header = _header(batch, flags, len(runs) + len(body), crc32(body, crc32(runs)))
+    return [header, runs, body] if body else [header, runs]
 
 
 def check_batch(batch: Batch, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -186,9 +212,13 @@ def decode_batch(
     """The batch whose frame starts `buf`, and the frame's size.
 
     CRCs are always checked. `validate=False` defers the check of the Arrow body until the body is
-    read: for batches that are only forwarded, or that were validated before.
+    read: for batches that are only forwarded, or that were validated before. Batches that a filter
+    has changed are refused: they are part of a message, and never stored.
     """
-    return _decode_batch(_view(buf), 0, limits, validate)
+    batch, size = _decode_batch(_view(buf), 0, limits, validate)
+    if batch.is_filtered:
+        raise PeerError(f"{batch!r} was filtered for a reader")
+    return batch, size
 
 
 def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> tuple[Batch, int]:
@@ -205,7 +235,8 @@ def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> 
         and body_len > 0
         and lo + count <= SEQ_END_MAX
     )
-    if not dense:  # rare, but it may be valid
+    mixed = flags & MIXED
+    if not dense and not mixed:  # rare, but it may be valid
         problem = _problem(kind, reason, lo, count, rows, body_len, limits)
         if problem is None:
             problem = _contradiction(flags, count, rows, control_len, body_len, form)
@@ -217,12 +248,24 @@ def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> 
     body = view[at + HEADER_SIZE : at + size]
     if crc32(body) != body_crc:
         raise PeerError(f"{_name(kind, lo, count)}: {_bad_crc('body', crc32(body), body_crc)}")
+    filtered = None
+    if mixed:
+        filtered, body = _split_mixed(body, count)
+        body_len, body_crc = len(body), crc32(body)
+        problem = _problem(kind, reason, lo, count, rows, body_len, limits) or _contradiction(
+            flags & ~MIXED, count, rows, control_len, body_len, form
+        )
+        if problem is not None:
+            raise PeerError(f"{_name(kind, lo, count)}: {problem}")
     batch = Batch(
         kind, stream_id, schema_id, publisher, pub_no, lo, count, rows, time_ns, epoch, reason,
-        body, body_crc, size, form,
+        body, body_crc, size, form, filtered,
     )  # fmt: skip
-    batch._header = bytes(view[at : at + HEADER_SIZE])
-    if validate and body_len:
+    if mixed:
+        validate = True
+    else:
+        batch._header = bytes(view[at : at + HEADER_SIZE])
+    if validate and (body_len or mixed):
         if dense and form and schema_id < TYPED and matches(body, schema_id, form, rows):
             batch._checked = True
             return batch, size
@@ -231,6 +274,17 @@ def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> 
         except PeerError as error:
             raise PeerError(f"{_name(kind, lo, count)}: {error}") from error
     return batch, size
+
+
+def _split_mixed(body: memoryview, count: int) -> tuple[IntervalSet, memoryview]:
+    """The filtered positions at the start of a body (`filtered_bytes`), and the rest of it."""
+    if len(body) < _INDEX.size:
+        raise PeerError("a body without its filtered positions")
+    end = _INDEX.size + _INDEX.unpack_from(body)[0]
+    padded = _padded(end)
+    if padded > len(body) or any(body[end:padded]):
+        raise PeerError("the filtered positions of a body are cut short")
+    return IntervalSet.from_bytes(body[_INDEX.size : end], count), body[padded:]
 
 
 def frame_size(buf: Buffer, limits: Limits = DEFAULT_LIMITS) -> int | None:
@@ -319,7 +373,7 @@ def _problem(
         return f"{count:,} positions, where exactly one is allowed"
     elif kind not in (DATA, COLLECT, CONFIG):
         return f"type {kind} is not a type of batch"
-    if reason not in ((NONE,) if rows == count else REASONS):
+    if reason not in ((NONE,) if rows == count else REASON_NAMES):
         return f"reason {reason} with {rows:,} rows in {count:,} positions"
     if rows < count and lo == 0:
         return "void positions in a batch that has no position in a stream yet"
@@ -545,6 +599,11 @@ class Codec:
         if mentioned != len(attached):
             count = len(attached)
             raise PeerError(f"control message mentions {mentioned} of its {count} attachments")
+        for batch in attached:
+            if batch.reason and batch.is_filtered and not message.may_be_filtered:
+                raise PeerError(
+                    f"{_type_name(message)} with a batch that was filtered for a reader"
+                )
         return message
 
     def _attach(self, value: Any) -> msgspec.msgpack.Ext:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from surecast.client.connection import Client
 from surecast.client.sync import Loop
-from surecast.columns.batch import REASON_NAMES
+from surecast.columns.batch import REASON_NAMES, REASONS
 from surecast.columns.intervals import IntervalSet
 from surecast.core.streams import StreamInfo
 from surecast.endpoint.discovery import parse_url, redacted, show_url
@@ -273,6 +273,6 @@ def voids_in(answer: dict[str, Any]) -> dict[int, IntervalSet]:
     """The void positions in a server's answer (server.files.StreamFiles), by reason."""
     runs_max = max(1, int(answer["hi"]) - int(answer["lo"]))
     return {
-        reason: IntervalSet.from_bytes(b64decode(answer["voids"][name]), runs_max)
-        for reason, name in REASON_NAMES.items()
+        reason: IntervalSet.from_bytes(b64decode(answer["voids"][REASON_NAMES[reason]]), runs_max)
+        for reason in REASONS
     }

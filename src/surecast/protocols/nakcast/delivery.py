@@ -20,7 +20,7 @@ class Nakcast:
     name = "nakcast"
     ordered = True
     needs = frozenset({"region", "listen"})
-    verbs = frozenset({"pattern", "name", "time", "retain", "delete"})
+    verbs = frozenset({"pattern", "name", "time", "where", "retain", "delete"})
     acks = ("local",)
 
     def check(self, spec: StreamSpec) -> None:

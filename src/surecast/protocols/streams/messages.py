@@ -15,6 +15,8 @@ why        the reason of a refusal, one of the words listed at the message; "": 
 head       used if `why` is not-head: the head of the region, which the client should ask instead
 """
 
+from typing import ClassVar
+
 from surecast.core.streams import CursorState, StreamInfo, StreamSpec
 from surecast.core.types import Batch, LogId, Message, Peer, tagged
 
@@ -30,6 +32,7 @@ __all__ = [
     "CursorsAre",
     "Detach",
     "Events",
+    "FilterRefused",
     "Introduce",
     "Introduced",
     "ListCursors",
@@ -131,10 +134,12 @@ class PubNack(StreamsMessage):
 
 
 class Subscribe(StreamsMessage):
-    """Send `stream` from position `start` on, and all later events."""
+    """Send `stream` from position `start` on, and all later events: if there is a filter (`where`),
+    only those that pass it. Answered by Events, or by FilterRefused."""
 
     stream: LogId
     start: int
+    where: str = ""
 
 
 class Unsubscribe(StreamsMessage):
@@ -144,26 +149,38 @@ class Unsubscribe(StreamsMessage):
 
 
 class Events(StreamsMessage):
-    """Committed batches of `stream`, contiguous. `end` is the end of the stream at the sender."""
+    """Committed batches of `stream`, contiguous. `end` is the end of the stream at the sender.
+
+    `filter` is the number of the filter (`core.endpoint.filter_number`) that the sender has
+    applied; 0 if it has applied none. A batch may also be sent as it is, with all of its events.
+    """
+
+    may_be_filtered: ClassVar[bool] = True
 
     stream: LogId
     batches: tuple[Batch, ...]
     end: int
+    filter: int = 0
 
 
 class ReadRange(StreamsMessage):
-    """Send [lo, hi) of `stream`, or a large part of it from `lo` on."""
+    """Send [lo, hi) of `stream`, or a large part of it from `lo` on: if there is a filter
+    (`where`), only the events that pass it."""
 
     stream: LogId
     lo: int
     hi: int
+    where: str = ""
 
 
 class RangeEvents(StreamsMessage):
     """A part [lo, hi) of the requested range. `last`: this is the last message of the answer.
 
     `end` is the end of the stream at the sender: it cannot show positions from there on yet.
+    `filter`: as in Events.
     """
+
+    may_be_filtered: ClassVar[bool] = True
 
     stream: LogId
     lo: int
@@ -171,6 +188,7 @@ class RangeEvents(StreamsMessage):
     end: int
     last: bool
     batches: tuple[Batch, ...]
+    filter: int = 0
 
 
 class RangeLost(StreamsMessage):
@@ -186,6 +204,19 @@ class RangeLost(StreamsMessage):
     end: int
     last: bool
     why: str  # an explanation for people, not one of the words of other messages
+
+
+class FilterRefused(StreamsMessage):
+    """The server cannot apply the filter of a Subscribe or ReadRange, and ignores the request. The
+    client may send it again without a filter, and apply the filter itself.
+
+    `why` is a text for people: the filter is not valid, or has columns that the server's version of
+    the stream's schema does not have.
+    """
+
+    stream: LogId
+    filter: int  # the number of the filter
+    why: str
 
 
 # ------------------------------------------------------------ questions
