@@ -17,6 +17,7 @@ from surecast.columns.rules import is_end
 from surecast.core.disk import read_through
 from surecast.core.replicated import Abandon, AppendAt, Appended, RoleChanged, TakePublishers
 from surecast.core.types import LogId, Peer, PeerDown, SetTimer, TimerFired
+from surecast.parts.forwarding import Forwarding
 from surecast.parts.peer_sampling import View
 from surecast.parts.receive_window import Ask
 from surecast.protocols.chain.dedup import DUPLICATE, NEW, Dedup, Verdict
@@ -24,7 +25,6 @@ from surecast.protocols.chain.logs import LogState, Pending
 from surecast.protocols.chain.messages import Configuration, Forward, Publishers, Sync
 from surecast.protocols.chain.replica import Replica
 from surecast.protocols.sprinkler.forks import Forks
-from surecast.protocols.sprinkler.forwarding import Forwarding
 from surecast.protocols.sprinkler.mesh_membership import Feed
 from surecast.protocols.sprinkler.mesh_peer import MeshPeer
 from surecast.protocols.sprinkler.mesh_server import MeshServer

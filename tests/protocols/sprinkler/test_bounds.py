@@ -207,7 +207,7 @@ CHECKS: list[Row] = [
     (
         publishers,
         Edit(
-            "surecast.protocols.sprinkler.forwarding:Forwarding.on_publish",
+            "surecast.parts.forwarding:Forwarding.on_publish",
             "> PUBLISHERS_MAX",
             "> 1 << 60",
         ),

@@ -21,7 +21,6 @@ Files
     sources.py          decides from which region a stream is pulled
     recovery.py         recovers the streams of an owner that has lost part of them
     forks.py            detects and resolves two different histories of a stream
-    forwarding.py       forwards clients' requests for streams that another region owns
     mesh_server.py      the layer with which a server takes part in the meshes of clients
     mesh_peer.py        a client in a mesh: requests, answers, delivers
     mesh_membership.py  its base class: neighbours, and notifications to them

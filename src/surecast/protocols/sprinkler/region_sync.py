@@ -4,7 +4,7 @@ This is the server side of the delivery `broadcast`, a layer over the stream ser
 depends on the replica's place in the region's chain. The tail *advertises* the ends of the region's
 copies of streams to the replicas of other regions, and sends them the events. The head *pulls* each
 stream that another region owns from one region, the *source*, which need not be the owner.
-sources.py, recovery.py, forks.py and forwarding.py have parts of this machine.
+sources.py, recovery.py, forks.py and parts/forwarding.py have parts of this machine.
 
 G8 a stream has at most one source; the region that owns it has none, unless it has lost a part.
 G9 connected regions get to the same end of each stream, also after publishing has stopped.
@@ -69,10 +69,10 @@ from surecast.core.types import (
     TimerFired,
     Writable,
 )
+from surecast.parts.forwarding import Forwarding
 from surecast.parts.serving import Serving
 from surecast.protocols.sprinkler.config import SprinklerConfig
 from surecast.protocols.sprinkler.forks import Forks
-from surecast.protocols.sprinkler.forwarding import Forwarding
 from surecast.protocols.sprinkler.messages import (
     Advertise,
     Compare,
@@ -230,6 +230,24 @@ class RegionSync(HandlerMachine):
         stream that existed before: from then on it no longer waits for other regions."""
         awaits = self.is_head and self.older_own > 0 and bool(self.peers)
         return awaits and not self.recovery.has_asked
+
+    # ------------------------------------------------------------ used by Forwarding (its Regions)
+
+    def owner_of(self, stream: LogId) -> str:
+        copy = self.streams.get(stream)
+        return copy.info.owner if copy is not None else ""
+
+    def head_of(self, region: str) -> Peer:
+        peer = self.peers.get(region)
+        return peer.head if peer is not None and self.is_live(peer) else ""
+
+    def region_of_server(self, peer: Peer) -> str:
+        return self.region_of.get(peer, "")
+
+    def moved(self, server: Peer, head: Peer) -> None:
+        for region in self.peers.values():
+            if region.head == server and head in self.config.regions[region.name]:
+                region.head = head
 
     # ------------------------------------------------------------ used by the other parts (Regions)
 

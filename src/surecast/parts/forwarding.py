@@ -9,38 +9,53 @@ those of the stream service, which passes them to this layer (`core.streams.Hand
 the replica of a region that accepts publishes.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from surecast.core.streams import Refuse
 from surecast.core.types import LogId, Peer
-from surecast.protocols.sprinkler.sources import Regions
 
-__all__ = ["Forwarding"]
+__all__ = ["Forwarding", "Regions"]
 
 # Above this number the oldest entry of `clients` is dropped, until that client publishes again.
 PUBLISHERS_MAX = 100_000
 
 
+class Regions(Protocol):
+    """What a layer must know of the regions, to forward requests."""
+
+    def owner_of(self, stream: LogId) -> str:
+        """The region that owns a stream; "" if the stream is not known."""
+
+    def head_of(self, region: str) -> Peer:
+        """The head of another region; "" if the region cannot be reached."""
+
+    def region_of_server(self, peer: Peer) -> str:
+        """The region of a server of another region; "" if it is none."""
+
+    def moved(self, server: Peer, head: Peer) -> None:
+        """A server that was taken for the head of another region says that `head` is the head."""
+
+    def send(self, peer: Peer, message: Any) -> None: ...
+
+    def command(self, command: Any) -> None:
+        """Pass a command down to the stream service."""
+
+
 class Forwarding:
-    """The part of `RegionSync` (`regions`) that forwards requests and answers."""
+    """The part of a layer (`regions`) that forwards requests and answers."""
 
     def __init__(self, regions: Regions) -> None:
         self.regions = regions
         # (stream, publisher) → the client to which answers are sent
         self.clients: dict[tuple[LogId, bytes], Peer] = {}
 
-    def _target(self, region: str) -> Peer:
-        """The head of a region, or "" if the region cannot be reached."""
-        peer = self.regions.peers.get(region)
-        return peer.head if peer is not None and self.regions.is_live(peer) else ""
-
     # ------------------------------------------------------------ publishes
 
     def on_publish(self, client: Peer, message: Any) -> None:
-        copy = self.regions.streams.get(message.stream)
-        target = self._target(copy.info.owner) if copy is not None else ""
+        owner = self.regions.owner_of(message.stream)
+        target = self.regions.head_of(owner) if owner else ""
         if not target:
             self.regions.command(Refuse(client, message, "owner-unreachable"))
             return
@@ -53,8 +68,8 @@ class Forwarding:
 
     def _client_of(self, peer: Peer, message: Any) -> Peer:
         """The client that an owner's answer is for; "" if `peer` is not a server of the owner."""
-        copy = self.regions.streams.get(message.stream)
-        if copy is None or self.regions.region_of.get(peer) != copy.info.owner:
+        region = self.regions.region_of_server(peer)
+        if not region or region != self.regions.owner_of(message.stream):
             return ""  # perhaps forged: a client would believe that its events are stored
         return self.clients.get((message.stream, message.publisher), "")
 
@@ -67,22 +82,16 @@ class Forwarding:
         if not client:
             return
         if why == "not-head":  # the client cannot use the head of another region: it must retry
-            self._moved(peer, message.head)
+            self.regions.moved(peer, message.head)
             why = "busy"
         self.regions.send(client, msgspec.structs.replace(message, why=why, head=""))
-
-    def _moved(self, peer: Peer, head: Peer) -> None:
-        """From now on use `head` as the head of the region, instead of `peer`."""
-        for region in self.regions.peers.values():
-            if region.head == peer and head in self.regions.config.regions[region.name]:
-                region.head = head
 
     # ------------------------------------------------------------ new streams
 
     def create(self, owner: str, message: Any) -> str:
         """Forward a request to create a stream to its owner. Returns why that is not possible, or
         ""."""
-        target = self._target(owner)
+        target = self.regions.head_of(owner)
         if not target:
             return "owner-unreachable"
         self.regions.send(target, message)
@@ -92,10 +101,10 @@ class Forwarding:
         """Take the answer to a forwarded create request. Returns whether it is a final refusal, of
         which the peers that wait for the stream must be told. If the answer says that `peer` is no
         longer the head of its region, the new head is used from now on."""
-        if peer not in self.regions.region_of:
+        if not self.regions.region_of_server(peer):
             return False
         if message.why == "not-head":
-            self._moved(peer, message.head)
+            self.regions.moved(peer, message.head)
         return message.info is None and message.why not in ("not-head", "recovering")
 
     def peer_down(self, peer: Peer) -> None:
