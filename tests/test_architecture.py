@@ -34,7 +34,7 @@ SEES: dict[str, set[str]] = {
     "core": {"columns"},
     "where": {"columns", "numba_cache"},
     "parts": {"columns", "core", "numba_cache"},
-    "protocols": {"columns", "core", "parts"},
+    "protocols": {"columns", "core", "parts", "where"},
     "storage": {"columns", "core"},
     "sim": {"columns", "core", "storage"},
     "runtime": {"columns", "core", "storage"},

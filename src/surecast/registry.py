@@ -108,6 +108,18 @@ def _nakcast() -> Role:
     return NakcastRole()
 
 
+def _filtered() -> Delivery:
+    from surecast.protocols.gryphon.delivery import Filtered
+
+    return Filtered()
+
+
+def _gryphon() -> Role:
+    from surecast.protocols.gryphon.role import GryphonRole
+
+    return GryphonRole()
+
+
 _COLUMN_TYPES = ("surecast.columns.rules",)  # the modules of `columns` that define structs
 
 # In the order of their layers in a replica, the lowest first (see `roles`).
@@ -116,6 +128,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "streams": Protocol(role=_streams),
     "sprinkler": Protocol(delivery=_broadcast, role=_sprinkler),
     "nakcast": Protocol(delivery=_nakcast_delivery, role=_nakcast),
+    "gryphon": Protocol(delivery=_filtered, role=_gryphon),
 }
 
 

