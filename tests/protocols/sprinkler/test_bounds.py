@@ -15,7 +15,8 @@ from surecast.columns.schema import read_schema
 from surecast.core.replicated import Appended, Committed
 from surecast.core.streams import StreamInfo, StreamSpec, spec_bytes
 from surecast.core.types import PeerUp, Received
-from surecast.protocols.sprinkler import forks, forwarding, region_sync
+from surecast.parts import forwarding
+from surecast.protocols.sprinkler import forks, region_sync
 from surecast.protocols.sprinkler.messages import (
     Advertise,
     Compare,

@@ -1,0 +1,75 @@
+"""Streams with delivery="filtered", through the client: in the owner's region and in another one."""
+
+import asyncio
+from typing import Any
+
+import pyarrow as pa
+
+from surecast.client.stream import Stream
+from tests.client.stage import Regions, play, until
+
+SCHEMA = pa.schema([("sym", pa.string()), ("qty", pa.int64())])
+OWNERS = {"": "east"}
+
+
+async def opened(client: Any, name: str = "trades") -> Stream:
+    stream: Stream = await client.stream(name, delivery="filtered", schema=SCHEMA)
+    return stream
+
+
+async def take(subscription: Any, count: int) -> list[Any]:
+    found = []
+    async with asyncio.timeout(20):
+        async for event in subscription:
+            found.append(event)
+            if len(found) == count:
+                break
+    return found
+
+
+def test_another_region_creates_publishes_and_reads_through_the_owner() -> None:
+    async def scenario() -> None:
+        async with (
+            Regions(OWNERS, east=2, west=1) as regions,
+            regions.client("east") as east,
+            regions.client("west") as west,
+        ):
+            there = await opened(west)
+            here = await opened(east)
+            assert here.owner == "east"
+            assert await there.publish({"sym": "IBM", "qty": 1}) == 1
+            assert await here.publish({"sym": "SAP", "qty": 2}) == 2
+            for stream in (here, there):
+                got = await take(stream.subscribe(start="earliest"), 2)
+                assert [(e.seq, e.attributes) for e in got] == [
+                    (1, {"sym": "IBM", "qty": 1}), (2, {"sym": "SAP", "qty": 2}),
+                ]  # fmt: skip
+            log = regions.layer("west-1").streams[here.stream_id]
+            assert log.end == 1, "regions that do not own the stream have no copy"
+
+    play(scenario)
+
+
+def test_a_subscriber_survives_the_death_of_the_servers_on_its_path() -> None:
+    async def scenario() -> None:
+        async with (
+            Regions(OWNERS, east=2, west=2) as regions,
+            regions.client("east") as east,
+            regions.client("west") as west,
+        ):
+            here, there = await opened(east), await opened(west)
+            subscription = there.subscribe(start="earliest")
+            await here.publish({"sym": "A", "qty": 0})
+            assert [e.seq for e in await take(subscription, 1)] == [1]
+            for turn, victim in enumerate(("west-1", "west-2", "east-1", "east-2")):
+                await regions.kill(victim)
+                if victim.startswith("east"):  # two replicas must have an event
+                    await regions.start(victim)
+                await asyncio.gather(*(here.publish({"sym": "B", "qty": turn}) for _ in range(2)))
+                got = await take(subscription, 2)
+                assert [e.seq for e in got] == [2 + 2 * turn, 3 + 2 * turn]
+                if victim.startswith("west"):
+                    await regions.start(victim)
+                await until(lambda: len(regions.layer("east-1").members) == 2)
+
+    play(scenario)
