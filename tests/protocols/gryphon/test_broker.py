@@ -269,6 +269,19 @@ def test_a_broker_beside_that_has_no_link_up_is_not_used() -> None:
     assert made.broker.lines[STREAM].source == ""
 
 
+def test_a_broker_above_that_was_left_is_told_so_again() -> None:
+    """Found by seed 42: the owner waited for the acknowledgements of a broker that had moved."""
+    made = Driven()
+    made.up("p2")
+    made.connect(s=table("s", X))
+    other = {"p": "p2", "p2": "p"}[made.broker.lines[STREAM].source]
+    made.get(other, AckExpected(STREAM, 9))
+    made.get(other, Knowledge(STREAM, True, 1, 1, 2, (), None))
+    assert made.sent(Detach, other) == [Detach(STREAM)] * 2
+    made.get("c", AckExpected(STREAM, 9))
+    assert made.sent(to="c") == []
+
+
 def test_a_neighbour_that_is_silent_for_long_is_not_chosen() -> None:
     made = Driven()
     made.connect(s=table("s", X))

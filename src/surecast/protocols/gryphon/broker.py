@@ -406,8 +406,11 @@ class Broker(HandlerMachine):
 
     def _on_knowledge(self, peer: Peer, message: Knowledge) -> None:
         line = self.lines.get(message.stream)
-        if line is None or peer != line.source or not 0 < message.lo < message.hi:
-            self.counters["gryphon.knowledge-ignored"] += 1
+        if line is None or peer != line.source:
+            self._refuse(peer, message.stream)
+            return
+        if not 0 < message.lo < message.hi:
+            self.counters["gryphon.bad-knowledge"] += 1
             return
         line.final = max(line.final, message.final)
         batches = message.batches
@@ -612,9 +615,17 @@ class Broker(HandlerMachine):
 
     def _on_ack_expected(self, peer: Peer, message: AckExpected) -> None:
         line = self.lines.get(message.stream)
-        if line is None or peer != line.source or not line.attached or message.end < 1:
-            return
-        self.expect(line, message.end)
+        if line is None or peer != line.source:
+            self._refuse(peer, message.stream)
+        elif line.attached and message.end > 0:
+            self.expect(line, message.end)
+
+    def _refuse(self, peer: Peer, stream: LogId) -> None:
+        """A broker above sends a stream that this one gets from another broker, or does not need
+        any more. It would wait for acknowledgements."""
+        self.counters["gryphon.knowledge-ignored"] += 1
+        if peer in self.links.upward or peer in self.links.mates:
+            self._send(peer, Detach(stream))
 
     def expect(self, line: Line, end: int) -> None:
         """Everything below `end` should have been acknowledged: ask those that have not."""
