@@ -1,4 +1,4 @@
-"""Streams with delivery="filtered", through the client: in the owner's region and in another one."""
+"""Streams with delivery="filtered", through the client: in their own region and from another."""
 
 import asyncio
 from typing import Any

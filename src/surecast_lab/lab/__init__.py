@@ -18,6 +18,7 @@ torture.py        `surecast sim`: runs many seeds of a swarm (a simulated fault 
                   the results, and appends them to a file
 state_pages.py    writes the pages of state tables in docs/
 sprinkler/        the experiments of Sprinkler, E1 to E6
+gryphon/          the experiments of Gryphon, E3 to E5
 
 Listing the experiments loads neither matplotlib, numba nor pyarrow. The results are in docs/lab/.
 """
@@ -37,6 +38,7 @@ _MODULES = (
     "surecast_lab.lab.sprinkler.link",
     "surecast_lab.lab.sprinkler.age",
     "surecast_lab.lab.sprinkler.gc",
+    "surecast_lab.lab.gryphon.failures",
 )
 
 

@@ -19,8 +19,10 @@ from surecast.protocols.gryphon.messages import (
     Knowledge,
     Nack,
     Reach,
+    StreamsAre,
 )
 from tests.protocols.gryphon.made import (
+    INFO,
     STREAM,
     TICK_NS,
     Driven,
@@ -298,6 +300,17 @@ def test_after_a_change_of_the_path_streams_continue_where_they_were() -> None:
     made.broker.lines[STREAM].below["s"].sent = 20
     made.down(made.broker.lines[STREAM].source)
     assert [attach.at for attach in made.sent(Attach)][-1] == 20
+
+
+def test_the_filters_below_are_told_with_the_first_attach() -> None:
+    """Without them the broker above would drop everything, and each subscription would read."""
+    made = Driven()
+    made.up("p")
+    made.get("p", StreamsAre((INFO,)))
+    made.get("s", Attach(STREAM, 0, (table("s", X),)))
+    assert [one.tables for one in made.sent(Attach, "p")] == [(table("s", X),)]
+    made.get("t", Attach(STREAM, 0, (table("t", Y),)))
+    assert [one.tables for one in made.sent(Filters, "p")] == [(table("t", Y),)]
 
 
 def test_a_broker_that_takes_no_more_is_sent_the_rest_later() -> None:

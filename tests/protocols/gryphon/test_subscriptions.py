@@ -56,9 +56,9 @@ def got(made: Driven, client: str = "c") -> list[tuple[int, int, list[int]]]:
 def test_a_subscription_from_the_latest_position_learns_at_once_where_it_begins() -> None:
     made = joined()
     assert got(made) == [(10, 10, [])]
-    assert [one.at for one in made.sent(Attach, "p")] == [0]
-    (told,) = made.sent(Filters, "p")
-    assert [(t.broker, t.version, t.added) for t in told.tables] == [("b", 1, ((1, X),))]
+    (attach,) = made.sent(Attach, "p")
+    assert attach.at == 0
+    assert [(t.broker, t.version, t.added) for t in attach.tables] == [("b", 1, ((1, X),))]
 
 
 def test_g1_a_live_subscription_gets_exactly_the_events_that_pass() -> None:

@@ -212,11 +212,11 @@ class Broker(HandlerMachine):
         return isinstance(line.known, LogPieces)
 
     def line(self, stream: LogId) -> Line | None:
-        """The state of a stream, which is made if the stream is known."""
+        """The state of a stream, which is made if the stream is known. A new one is not attached
+        yet (`find_source`)."""
         line = self.lines.get(stream)
         if line is None and (info := self.infos.get(stream)):
             line = self.lines[stream] = self._new_line(info, Pieces())
-            self._find_source(line)
         return line
 
     def _new_line(self, info: StreamInfo, known: Pieces | LogPieces) -> Line:
@@ -225,7 +225,7 @@ class Broker(HandlerMachine):
         line.used_ns = self.now_ns
         return line
 
-    def _find_source(self, line: Line) -> None:
+    def find_source(self, line: Line) -> None:
         """Attach to the best broker above, if another one than now."""
         if self.is_owner(line):
             return
@@ -258,7 +258,7 @@ class Broker(HandlerMachine):
     def _lose_source(self, line: Line) -> None:
         line.source, line.attached = "", False
         self._remove_asked(line)
-        self._find_source(line)
+        self.find_source(line)
 
     def _remove_asked(self, line: Line) -> None:
         """What was requested from the former broker above will not come: allow it to be requested
@@ -268,7 +268,7 @@ class Broker(HandlerMachine):
 
     def _review_sources(self) -> None:
         for line in self.lines.values():
-            self._find_source(line)
+            self.find_source(line)
 
     def _on_attached(self, peer: Peer, message: Attached) -> None:
         line = self.lines.get(message.stream)
@@ -295,6 +295,10 @@ class Broker(HandlerMachine):
             return
         below = line.below[peer] = Below(peer, at=message.at)
         self._install(line, below, message.tables)
+        if line.source:
+            self._send(line.source, Filters(line.stream, message.tables))
+        else:
+            self.find_source(line)  # Attach has the tables
         if line.attached:
             self._begin(line, below)
 

@@ -81,6 +81,8 @@ class Subscriptions:
         self.count += 1
         line.matcher.add(sub, 0, text)
         self._table_changed(line)
+        if not line.source:
+            broker.find_source(line)
         if len(line.subs) == 1:
             line.horizon, line.gaps = 0, []
         if line.attached:
