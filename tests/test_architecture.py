@@ -42,7 +42,7 @@ SEES: dict[str, set[str]] = {
     "stacks": {*_BELOW_REGISTRY, "registry"},
     # These see protocols only through the registry (and cli, below).
     "endpoint": {"columns", "core", "registry", "runtime"},
-    "client": {"columns", "core", "endpoint", "server"},
+    "client": {"columns", "core", "endpoint", "server", "where"},
     "pipeline": {
         "columns", "core", "parts", "storage", "endpoint", "client", "numba_cache", "where", "",
     },

@@ -186,6 +186,13 @@ class Batch:
         return self.reason == FILTERED or self.filtered is not None
 
     @property
+    def filtered_count(self) -> int:
+        """The number of positions that a filter has dropped."""
+        if self.filtered is not None:
+            return self.filtered.total()
+        return self.count - self.rows if self.reason == FILTERED else 0
+
+    @property
     def is_synthetic(self) -> bool:
         return self.body is None
 

@@ -91,13 +91,15 @@ class Follow(Input):
     `where` is a filter (docs/filters.md); "" means that there is none. Events that do not pass it
     may be left out: their positions are delivered as void ones, with the reason `FILTERED`. The
     application applies the filter again, because a machine may ignore it. A Follow of a stream
-    that is followed already replaces the filter, too: nothing is left out of what is delivered from
-    then on that passes the new filter.
+    that is followed already replaces the filter, too. From then on, only the new filter decides
+    what is left out. A machine that leaves events out emits Following with the `token`, if that is
+    not 0, before it delivers anything for this Follow.
     """
 
     stream: LogId
     start: int
     where: str = ""
+    token: int = 0
 
 
 class Unfollow(Input):
@@ -141,7 +143,7 @@ class Drain(Input):
 
 
 def filter_number(where: str) -> int:
-    """A number that identifies a filter in messages; 0 if there is none."""
+    """A number that identifies a filter in messages; 0 (for "") means that there is none."""
     return int.from_bytes(blake2b(where.encode(), digest_size=7).digest()) or 1 if where else 0
 
 
@@ -226,10 +228,12 @@ class Opened(msgspec.Struct, gc=False):
 
 
 class Following(msgspec.Struct, gc=False):
-    """A mesh client will deliver `stream` from `start` on."""
+    """A mesh client will deliver `stream` from `start` on. With a `token`: what is delivered from
+    now on belongs to the Follow with this token, or to a later one."""
 
     stream: LogId
     start: int
+    token: int = 0
 
 
 class Answered(msgspec.Struct, gc=False):

@@ -153,6 +153,7 @@ def encode_batch(batch: Batch, limits: Limits = DEFAULT_LIMITS) -> list[Buffer]:
     if body is None:
         raise UsageError("a synthetic batch has no body and cannot leave the simulator")
     size = HEADER_SIZE + len(body)
+    runs = b""  # what precedes the body if some void positions are filtered, and others are not
     # The common case is tested first, because it takes less time than `_problem`.
     dense = kind == DATA and 0 < rows == count <= limits.batch_rows_max and not batch.reason
     fits = HEADER_SIZE < size <= limits.batch_bytes_max and not size % 8
@@ -161,39 +162,30 @@ def encode_batch(batch: Batch, limits: Limits = DEFAULT_LIMITS) -> list[Buffer]:
         if problem is not None:
             raise UsageError(f"cannot encode {_name(kind, lo, count)}: {problem}")
         if batch.filtered is not None:
-            return _encode_mixed(batch, batch.filtered, body, limits)
-    if batch._header is not None:  # kept, because a batch is encoded for several destinations
-        return [batch._header, body] if body else [batch._header]
-    flags = SPARSE if 0 < rows < count else 0
-    header = batch._header = _header(batch, flags, len(body), batch.body_crc)
+            runs = filtered_bytes(batch.filtered)
+            size += len(runs)
+            if size > limits.batch_bytes_max:
+                too_large = _too_large("a frame of", size, kind, limits)
+                raise UsageError(f"cannot encode {_name(kind, lo, count)}: {too_large}")
+    header = batch._header  # kept, because a batch is encoded for several destinations
+    if header is None:
+        flags, body_crc = SPARSE if 0 < rows < count else 0, batch.body_crc
+        if runs:
+            flags, body_crc = flags | MIXED, crc32(body, crc32(runs))
+        try:
+            fields = _FIELDS.pack(
+                MAGIC, VERSION, kind, flags, batch.reason, size - HEADER_SIZE, body_crc, count,
+                0, rows, batch.stream_id, batch.publisher, batch.pub_no, lo, batch.time_ns,
+                batch.epoch, batch.schema_id, batch.form, b"",
+            )  # fmt: skip
+        except struct.error as error:
+            raise UsageError(
+                f"cannot encode {_name(kind, lo, count)}: out of range: {error}"
+            ) from None
+        header = batch._header = fields + _CRC.pack(crc32(fields))
+    if runs:
+        return [header, runs, body] if body else [header, runs]
     return [header, body] if body else [header]
-
-
-def _header(batch: Batch, flags: int, body_len: int, body_crc: int) -> bytes:
-    try:
-        fields = _FIELDS.pack(
-            MAGIC, VERSION, batch.kind, flags, batch.reason, body_len, body_crc, batch.count,
-            0, batch.rows, batch.stream_id, batch.publisher, batch.pub_no, batch.lo, batch.time_ns,
-            batch.epoch, batch.schema_id, batch.form, b"",
-        )  # fmt: skip
-    except struct.error as error:
-        name = _name(batch.kind, batch.lo, batch.count)
-        raise UsageError(f"cannot encode {name}: out of range: {error}") from None
-    return fields + _CRC.pack(crc32(fields))
-
-
-def _encode_mixed(
-    batch: Batch, filtered: IntervalSet, body: Buffer, limits: Limits
-) -> list[Buffer]:
-    """The frame of a batch in which some void positions are filtered, and others are not."""
-    runs = filtered_bytes(filtered)
-    size = HEADER_SIZE + len(runs) + len(body)
-    if size > limits.batch_bytes_max:
-        too_large = _too_large("a frame of", size, batch.kind, limits)
-        raise UsageError(f"cannot encode {_name(batch.kind, batch.lo, batch.count)}: {too_large}")
-    flags = MIXED | (SPARSE if batch.rows else 0)
-    header = _header(batch, flags, len(runs) + len(body), crc32(body, crc32(runs)))
-    return [header, runs, body] if body else [header, runs]
 
 
 def check_batch(batch: Batch, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -261,11 +253,8 @@ def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> 
         kind, stream_id, schema_id, publisher, pub_no, lo, count, rows, time_ns, epoch, reason,
         body, body_crc, size, form, filtered,
     )  # fmt: skip
-    if mixed:
-        validate = True
-    else:
-        batch._header = bytes(view[at : at + HEADER_SIZE])
-    if validate and (body_len or mixed):
+    batch._header = bytes(view[at : at + HEADER_SIZE])
+    if mixed or (validate and body_len):
         if dense and form and schema_id < TYPED and matches(body, schema_id, form, rows):
             batch._checked = True
             return batch, size

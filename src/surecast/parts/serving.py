@@ -25,6 +25,7 @@ MakeRange = Callable[[LogId, int, int, int, bool, tuple[Batch, ...]], Message]
 # stream, lo, hi, end shown here, whether it is the last message, why
 MakeLost = Callable[[LogId, int, int, int, bool, str], Message]
 EndEvent = Callable[[LogId], list[Batch]]  # stream → its End event; empty if it is not deleted
+Passing = Callable[[tuple[Batch, ...]], list[Batch]]  # batches → the same positions, filtered
 
 
 class Readable(Protocol):
@@ -187,6 +188,7 @@ def send_range(
     stops: Callable[[], bool],
     make_lost: MakeLost | None = None,
     end_event: EndEvent | None = None,
+    passing: Passing | None = None,
 ) -> list[Message]:
     """The messages that answer a request for [lo, hi); `hi` 0 means up to the end of the stream.
 
@@ -195,7 +197,7 @@ def send_range(
     At least one message is made in any case, because the peer waits for it. `make_lost` makes the
     message about a range that was declared lost; without it the answer ends at the first hole. If
     the range begins after the end of a deleted stream, the answer has the stream's End event
-    (`end_event`).
+    (`end_event`). `passing` applies the filter of the peer to batches.
     """
     end_of = service.shown_end if make_lost is None else service.readable_end
     end = end_of(stream)
@@ -214,6 +216,8 @@ def send_range(
             if not batches:
                 break  # retention cannot index the rest, so it is not shown
             lo = batches[-1].hi
+            if passing is not None:
+                batches = tuple(passing(batches))
         is_last = lo >= upto or len(made) + 1 >= messages_max or stops()
         if make_lost is not None and lost is not None:
             made.append(make_lost(stream, at, lo, end, is_last, lost[1]))

@@ -23,21 +23,29 @@ from surecast.where.text import parse
 
 __all__ = ["BatchFilter", "batch_filter"]
 
-_KEPT: Final = 1024  # filters that are kept after they were bound
+_KEPT: Final = 64  # filters that `batch_filter` keeps after they were bound
+# The cost of a test of no rows, and of a literal, compared with a byte that is tested.
+_TEST_COST: Final = 2000
+_LITERAL_COST: Final = 50
 
 
 class BatchFilter:
     """A filter bound to the schema of a stream (its text; "" if the stream has none). Raises
     FilterError if it is not valid, or names a column that the stream does not have."""
 
-    __slots__ = ("_columns", "_has_key", "_has_time", "bound", "where")
+    __slots__ = ("_columns", "_fixed_cost", "_has_key", "_has_time", "_tests", "bound", "where")
 
     def __init__(self, where: str, schema: str) -> None:
         node = parse(where)
         known = read_schema(schema) if schema else None
         self.where = where
         self.bound = bind(node, columns_of(pa.schema([]) if known is None else known.arrow()))
-        names = _columns_in(self.bound)
+        tests = _tests_in(self.bound)
+        names = frozenset(test.column.name for test in tests)
+        self._tests = len(tests)
+        self._fixed_cost = _TEST_COST * len(tests) + _LITERAL_COST * sum(
+            len(test.values) for test in tests
+        )
         self._has_key, self._has_time = KEY.name in names, TIME.name in names
         # Name and index of each column of the schema that the filter tests.
         self._columns = [
@@ -71,6 +79,10 @@ class BatchFilter:
                     columns[name] = table.column(index)
         return passes(self.bound, columns, rows)
 
+    def cost(self, batch: Batch) -> int:
+        """What it costs to apply the filter, in bytes of a batch to which one test is applied."""
+        return batch.nbytes * self._tests + self._fixed_cost
+
     def apply(self, batch: Batch) -> Batch:
         """The batch as a reader with this filter gets it."""
         if batch.kind != DATA:
@@ -84,8 +96,7 @@ def batch_filter(where: str, schema: str) -> BatchFilter:
     return BatchFilter(where, schema)
 
 
-def _columns_in(bound: Bound) -> frozenset[str]:
-    """The names of the columns that a filter tests."""
+def _tests_in(bound: Bound) -> list[BoundTest]:
     if isinstance(bound, BoundTest):
-        return frozenset([bound.column.name])
-    return frozenset().union(*map(_columns_in, bound.parts))
+        return [bound]
+    return [test for part in bound.parts for test in _tests_in(part)]

@@ -22,6 +22,9 @@ _ABOVE_ZERO = (
     "streams_max",
     "deleted_max",
     "subscriptions_max",
+    "tell_ns",
+    "filter_cost_max",
+    "filter_chars_max",
     "cursors_max",
     "cursors_deleted_max",
     "cursors_dead_max",
@@ -59,6 +62,14 @@ class StreamsConfig:
     deleted_max: int = 50_000  # deleted streams, which stay in the directory; no more are deleted
     # Readers of all streams, at one replica; a reader of two streams counts twice.
     subscriptions_max: int = 100_000
+    # A reader with a filter that no event passes gets its position at this interval.
+    tell_ns: int = 500 * MS
+    # The work for filters in one step: the bytes of batches, times the tests of the filter. A batch
+    # for which a filter costs more is sent to readers with all of its events; they filter it.
+    filter_cost_max: int = 16 << 20
+    # Characters of all filters of readers at one replica. Readers with further filters get all
+    # events, and filter them.
+    filter_chars_max: int = 4 << 20
     cursors_max: int = 10_000  # named subscriptions
     cursors_deleted_max: int = 1_000  # deleted names that are kept, to recognise retries
     # The log of named subscriptions is rewritten if at least this many entries only record that

@@ -8,6 +8,9 @@ requests the next part. After `Hold` it requests nothing until `Go`.
 If a server declares positions lost (`RangeLost`), the client emits `Lost` in the order of positions
 and continues after them. It never skips any other positions.
 
+If the range is requested with a filter, the server applies it. If a server refuses the filter, the
+client requests the range there without it: the application applies the filter again in any case.
+
 If the stream was deleted and ends before the range, the client emits `Ended` and requests nothing
 more. If a server goes away, is silent or does not have the next position, the client continues with
 the next server from the same position.
@@ -18,7 +21,7 @@ from typing import ClassVar
 
 from surecast.columns.rules import is_end
 from surecast.core import endpoint
-from surecast.core.endpoint import Ended, Go, Hold, Lost, Short
+from surecast.core.endpoint import Ended, Go, Hold, Lost, Short, filter_number
 from surecast.core.machine import HandlerMachine
 from surecast.core.types import (
     MS,
@@ -32,7 +35,7 @@ from surecast.core.types import (
     TimerFired,
 )
 from surecast.protocols.streams.config import SubscriberConfig
-from surecast.protocols.streams.messages import RangeEvents, RangeLost, ReadRange
+from surecast.protocols.streams.messages import FilterRefused, RangeEvents, RangeLost, ReadRange
 
 __all__ = ["Fetcher"]
 
@@ -46,6 +49,7 @@ class Fetcher(HandlerMachine):
     handlers: ClassVar[dict[type, str]] = {
         RangeEvents: "_on_range_events",
         RangeLost: "_on_range_lost",
+        FilterRefused: "_on_filter_refused",
     }
     inputs: ClassVar[dict[type, str]] = {
         Start: "_on_start",
@@ -62,6 +66,9 @@ class Fetcher(HandlerMachine):
         self.stream: LogId = b""
         self.position = 0  # the next position to deliver
         self.hi = 0  # the end of the range
+        self.where = ""  # the filter
+        self.filter = 0  # its number
+        self.refused = False  # whether the current server has refused it
         self.held = False  # between Hold and Go
         self.asking = False  # a request is not fully answered
         self.heard_ns = 0  # when it was sent, or a part of its answer came
@@ -72,7 +79,8 @@ class Fetcher(HandlerMachine):
 
     def _on_read_range(self, inp: endpoint.ReadRange) -> None:
         self.stream, self.position, self.hi = inp.stream, inp.lo, inp.hi
-        self.held = False
+        self.where, self.filter = inp.where, filter_number(inp.where) if inp.where else 0
+        self.refused = self.held = False
         self._ask()
 
     def _on_hold(self, _inp: Hold) -> None:
@@ -106,14 +114,16 @@ class Fetcher(HandlerMachine):
         if self.position < self.hi and not self.held:
             self.asking = True
             self.heard_ns = self.now_ns
-            self._send(self._server, ReadRange(self.stream, self.position, self.hi))
+            where = "" if self.refused else self.where
+            self._send(self._server, ReadRange(self.stream, self.position, self.hi, where))
 
     def _ask_next(self) -> None:
         """Continue at the next server."""
         self.target = (self.target + 1) % len(self.config.replicas)
+        self.refused = self.refused and len(self.config.replicas) == 1
         self._ask()
 
-    def _is_answer(self, peer: Peer, message: RangeEvents | RangeLost) -> bool:
+    def _is_answer(self, peer: Peer, message: RangeEvents | RangeLost | FilterRefused) -> bool:
         return message.stream == self.stream and peer == self._server and self.asking
 
     def _on_range_lost(self, peer: Peer, message: RangeLost) -> None:
@@ -128,9 +138,17 @@ class Fetcher(HandlerMachine):
             self.out.append(Emit(Lost(message.stream, before, self.position, why)))
         self._came(before, message)
 
+    def _on_filter_refused(self, peer: Peer, message: FilterRefused) -> None:
+        if message.filter == self.filter and self._is_answer(peer, message) and not self.refused:
+            self.counters["streams.filter-refused"] += 1
+            self.refused = True
+            self._ask()
+
     def _on_range_events(self, peer: Peer, message: RangeEvents) -> None:
         if not self._is_answer(peer, message):
             return
+        if message.filter and message.filter != self.filter:
+            return  # it answers an earlier request, with another filter
         self.heard_ns = self.now_ns
         fresh, before = [], self.position
         last = message.batches[-1] if message.batches else None

@@ -20,6 +20,7 @@ G7 the newest event is never void.
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 from random import Random
 from typing import Any, ClassVar
@@ -42,7 +43,7 @@ from surecast.columns.retention import (
 )
 from surecast.columns.schema import read_schema
 from surecast.core.disk import read_through
-from surecast.core.endpoint import Drain
+from surecast.core.endpoint import Drain, filter_number
 from surecast.core.machine import HandlerMachine
 from surecast.core.names import is_name
 from surecast.core.replicated import (
@@ -112,13 +113,15 @@ from surecast.core.types import (
     Writable,
 )
 from surecast.errors import PeerError, StorageError, UsageError
-from surecast.parts.serving import SERVE, Serving, send_range
+from surecast.parts.filtered_serving import BatchFilter, Examiner, FilteredServing
+from surecast.parts.serving import SERVE, MakeRange, Serving, send_range
 from surecast.protocols.streams.compaction_plan import Pieces
 from surecast.protocols.streams.config import StreamsConfig
 from surecast.protocols.streams.directory import Directory, info_batch
 from surecast.protocols.streams.messages import (
     CreateStream,
     Events,
+    FilterRefused,
     Introduce,
     PubAck,
     Publish,
@@ -286,6 +289,11 @@ class StreamService(HandlerMachine):
         # (log, lo, hi) of entries of the region's own logs that no node has any more, for an alarm.
         self.entries_lost: list[tuple[LogId, int, int]] = []
         self.serving = Serving(self, Events, config.serves_per_step, self.end_event)
+        self.filtered = FilteredServing(
+            self.serving, Events, FilterRefused, self._bind, filter_number, self.counters,
+            cost_max=config.filter_cost_max, chars_max=config.filter_chars_max,
+        )  # fmt: skip
+        self.telling = False  # whether the timer "tell" is set
 
     def _kept(self, log: LogId) -> Stream:
         """The state of a log that is kept for a layer above, with nothing committed yet."""
@@ -458,6 +466,10 @@ class StreamService(HandlerMachine):
             if self.is_head:
                 for stream in self.streams.values():
                     self._expire(stream)
+        elif inp.key == "tell":
+            self.telling = False
+            self.filtered.tell(self.out)
+            self._tell_later()
 
     # ------------------------------------------------------------ events of the chain
 
@@ -502,6 +514,7 @@ class StreamService(HandlerMachine):
             self.directory = Directory()
             for stream_id in self.streams:
                 self.serving.remove_stream(stream_id)
+                self.filtered.remove_stream(stream_id)
             self.streams.clear()
             self.forfeited.clear()
             self._pass_up(TakenBack(log, event.end))
@@ -516,6 +529,7 @@ class StreamService(HandlerMachine):
             stream.pieces = self._pieces()
             stream.committed = stream.recent = event.end
             self.serving.remove_stream(log)
+            self.filtered.remove_stream(log)
             self._tell(stream.info, TakenBack(log, event.end))
 
     def _on_mended(self, event: Mended) -> None:
@@ -596,6 +610,9 @@ class StreamService(HandlerMachine):
             serving.soon(self.out)
         if stream_id in serving.followers:
             serving.news[stream_id] = None
+            serving.soon(self.out)
+        if stream_id in self.filtered.followers:
+            self.filtered.news[stream_id] = None
             serving.soon(self.out)
 
     def feed(self, stream: Stream, budget_bytes: int = 1 << 62) -> None:
@@ -966,26 +983,62 @@ class StreamService(HandlerMachine):
     # ------------------------------------------------------------ readers
 
     def _on_subscribe(self, peer: Peer, message: Subscribe) -> None:
-        serving, most = self.serving, self.config.subscriptions_max
-        if message.start < 1 or not serving.has_room(message.stream, peer, most):
+        serving, filtered, stream = self.serving, self.filtered, message.stream
+        most = self.config.subscriptions_max
+        others, chosen = (serving, filtered) if message.where else (filtered, serving)
+        if message.start < 1 or not chosen.has_room(stream, peer, most - others.count):
             self.counters["streams.subscription-refused"] += 1
             return
-        serving.follow(message.stream, peer, message.start, self.out)
+        others.remove(stream, peer)
+        if message.where:
+            filtered.follow(stream, peer, message.start, message.where, self.out)
+            self._tell_later()
+        else:
+            serving.follow(stream, peer, message.start, self.out)
 
     def _on_unsubscribe(self, peer: Peer, message: Unsubscribe) -> None:
         self.serving.remove(message.stream, peer)
+        self.filtered.remove(message.stream, peer)
+
+    def _bind(self, stream: LogId, where: str) -> BatchFilter:
+        """A filter of a reader of the stream. Raises UsageError if it is not valid."""
+        from surecast.where.batches import batch_filter  # loads pyarrow
+
+        return batch_filter(where, self.streams[stream].info.schema)
+
+    def _tell_later(self) -> None:
+        """If positions are held back from readers with filters, set the time to send them."""
+        if self.filtered.untold and not self.telling:
+            self.telling = True
+            self.out.append(SetTimer("tell", self.now_ns + self.config.tell_ns))
 
     def _on_read_range(self, peer: Peer, message: ReadRange) -> None:
+        make: MakeRange = RangeEvents
+        examiner = passing = None
+        if message.where and message.stream in self.streams:
+            number = filter_number(message.where)
+            try:
+                chosen = self._bind(message.stream, message.where)
+            except UsageError as problem:
+                self.counters["streams.filter-refused"] += 1
+                self._send(peer, FilterRefused(message.stream, number, str(problem)))
+                return
+            examiner = Examiner(self.config.filter_cost_max, self.counters)
+            passing = partial(examiner.passing, chosen)
+            make = partial(RangeEvents, filter=number)
         answers = send_range(
             self,
-            RangeEvents,
+            make,
             message.stream,
             message.lo,
             message.hi,
             messages_max=self.config.serves_per_step,
-            stops=lambda: peer in self.serving.congested,
+            stops=lambda: (
+                peer in self.serving.congested or (examiner is not None and examiner.left <= 0)
+            ),
             make_lost=RangeLost,
             end_event=self.end_event,
+            passing=passing,
         )
         self.out += [Send(peer, answer) for answer in answers]
 
@@ -997,6 +1050,9 @@ class StreamService(HandlerMachine):
             (pub_no, seq), *more = pairs
             self._send(peer, PubAck(stream_id, publisher, pub_no, seq, tuple(more)))
         self.serving.serve(self.out)
+        if self.filtered.news:
+            self.filtered.serve(self.out)
+            self._tell_later()
         if self.moved:
             self._tell_moved()
 
@@ -1031,6 +1087,8 @@ class StreamService(HandlerMachine):
         peer = inp.peer
         self.connected.pop(peer, None)
         self.serving.remove_peer(peer)
+        if self.filtered.count:
+            self.filtered.remove_peer(peer)
         for name in [name for name, creators in self.asked.items() if peer in creators]:
             del self.asked[name][peer]
             if not self.asked[name] and name not in self.making:
@@ -1041,6 +1099,8 @@ class StreamService(HandlerMachine):
 
     def _on_writable(self, inp: Writable) -> None:
         self.serving.writable(inp.peer, self.out)
+        if self.filtered.count:
+            self.filtered.writable(inp.peer, self.out)
 
     # ------------------------------------------------------------ retention
 
