@@ -12,7 +12,7 @@ import surecast
 from surecast.client.connection import Client
 from surecast.client.stream import Stream
 from surecast.endpoint.publishers import Outbox
-from surecast.errors import Closed, NotSupported, PublishError, QueueFull, UsageError
+from surecast.errors import Closed, PublishError, QueueFull, UsageError
 from tests.client.stage import Regions, play, until
 
 
@@ -399,16 +399,6 @@ def test_flush_raises_errors_of_publish_soon() -> None:
                 await sent.positions
             await client.flush()  # the error is reported once
             assert await stream.publish(b"fine again") == 1
-
-    play(scenario)
-
-
-def test_options_not_implemented_yet_are_not_supported() -> None:
-    async def scenario() -> None:
-        async with Regions(east=1) as regions, regions.client("east") as client:
-            stream = await client.stream("s", delivery="broadcast")
-            with pytest.raises(NotSupported, match="where= is not implemented yet"):
-                stream.subscribe(where="px > 80")
 
     play(scenario)
 

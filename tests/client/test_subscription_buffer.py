@@ -9,7 +9,7 @@ from surecast.client.events import Event
 from surecast.client.subscription_buffer import LOST_BYTES, SubscriptionBuffer
 from surecast.columns.batch import COLLECTED, Batch, coalesce
 from surecast.columns.retention import KeepAll
-from surecast.core.endpoint import Lost
+from surecast.core.endpoint import Ended, Lost
 from surecast.core.streams import StreamInfo
 from surecast.endpoint.options import ClientOptions
 from surecast.errors import Fenced
@@ -26,8 +26,9 @@ class Reader:
 
     def claim(self, stream: bytes, taker: Any) -> None: ...
 
-    def follow(self, stream: bytes, start: int) -> None:
+    def follow(self, stream: bytes, start: int, where: str = "") -> int:
         self.calls.append(("follow", stream, start))
+        return 0
 
     def unfollow(self, stream: bytes) -> None:
         self.calls.append(("unfollow", stream))
@@ -249,13 +250,13 @@ def test_the_end_of_a_stream_before_its_start_comes_after_what_was_received() ->
         bench.add(OTHER, "t", 1, stop=3)
         bench.buffer.set_complete()
         bench.buffer.take_in(SID, (batch(5, 7),))  # of a history that was given up later
-        bench.buffer.take_ended(SID)
-        bench.buffer.take_ended(SID)
+        bench.buffer.take_ended(Ended(SID, 5))
+        bench.buffer.take_ended(Ended(SID, 5))
         assert bench.reader.calls[-1] == ("release", SID)
         bench.buffer.take_in(OTHER, (batch(1, 3, OTHER),))
         assert await values(bench.buffer, 4) == [5, 6, 1, 2]
         assert await bench.buffer.next_rows() is False
-        bench.buffer.take_ended(OTHER)
+        bench.buffer.take_ended(Ended(OTHER, 3))
         assert "s" in bench.buffer.deleted
 
     play(scenario)

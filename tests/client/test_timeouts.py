@@ -96,6 +96,11 @@ CALLS: list[tuple[str, Callable[[Cut], Awaitable[Any]], str]] = [
         "to report where the subscription to 's' starts",
     ),
     (
+        "Subscription.change",
+        lambda cut: cut.client.subscribe("s").change(where="exists key", timeout=SOON),
+        "the filter of the subscription to 's' to be changed",
+    ),
+    (
         "Stream.delete",
         lambda cut: cut.stream.delete(timeout=SOON),
         "the acknowledgement of delete() on 's'; the stream may still be deleted",

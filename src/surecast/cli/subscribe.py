@@ -41,6 +41,10 @@ def subscribe(
             "are created later are left out."
         ),
     ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(help="Print only events that pass this filter: 'sym == \"IBM\"'."),
+    ] = None,
     voids: Annotated[bool, typer.Option("--voids", help="Also print void ranges.")] = False,
     name: Annotated[
         str | None,
@@ -65,12 +69,17 @@ def subscribe(
     positions and "(lost)". With --name, events are acknowledged when they are written to stdout:
     the next run continues after them.
 
+    With --where (see docs/filters.md) only events that pass the filter are printed; `surecast where
+    check` checks a filter.
+
     With --until it ends, with exit code 0, when everything before that is printed; at once if
     there is nothing to print. It waits for a position or a time in the future.
     """
     begin = parse_start(start)
     stop = None if until is None else parse_until(until)
-    run_async(_subscribe(pattern, begin, voids, name, count, mesh, url, token, as_json, stop))
+    run_async(
+        _subscribe(pattern, begin, voids, name, count, mesh, url, token, as_json, stop, where)
+    )
 
 
 def parse_start(text: str) -> "Any":
@@ -105,7 +114,7 @@ def _parse_place(text: str, words: str, option: str) -> "Any":
 
 async def _subscribe(
     pattern: str, start: Any, voids: bool, name: str | None, count: int, mesh: bool, url: str,
-    token: str, as_json: bool, stop: Any = None,
+    token: str, as_json: bool, stop: Any = None, where: str | None = None,
 ) -> int:  # fmt: skip
     import surecast
 
@@ -115,7 +124,7 @@ async def _subscribe(
         # client would also acknowledge events that wait to be written.
         ack: Literal["auto", "manual"] = "auto" if name is None else "manual"
         subscription = client.subscribe(
-            pattern, start=start, stop=stop, voids=voids, name=name, ack=ack
+            pattern, start=start, stop=stop, voids=voids, name=name, ack=ack, where=where
         )
         tasks = [asyncio.create_task(page.fill(subscription, count))]
         tasks.append(asyncio.create_task(page.keep_flushing()))

@@ -13,10 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from surecast.client.events import void_reason
-from surecast.columns.batch import DATA, Batch
+from surecast.columns.batch import DATA, REASON_NAMES, VOID, Batch
 from surecast.columns.column import TAGGED, Int64s
 from surecast.columns.schema import Schema
 
@@ -51,6 +49,11 @@ _KINDS: Final = pa.array(["event", "void"], pa.string())  # the values of column
 _EVENT_KINDS: Final = pa.DictionaryArray.from_arrays(pa.array(np.zeros(_ROWS, np.int32)), _KINDS)
 _ONES: Final = pa.array(np.ones(_ROWS, np.int64))
 _NO_REASONS: Final = pa.nulls(_ROWS, pa.string())
+_CONTROL: Final = max(REASON_NAMES) + 1
+# The values of column "reason", by the number of the reason; 0 for events.
+_REASONS: Final = pa.array(
+    [None, *(REASON_NAMES[number] for number in range(1, _CONTROL)), "control"], pa.string()
+)
 
 SCHEMA_WITH_VOIDS: Final = pa.schema(
     [
@@ -124,18 +127,16 @@ def record_batch_with_voids(
     seqs, times = _no_numbers(), _no_numbers()
     if batch.kind == DATA:
         seqs, times = batch.seqs(), batch.times()
-    # The half-open ranges before the first event, between events, and after the last one. `gaps`
-    # says which of them are not empty: these are the void runs.
-    los, his = np.append(batch.lo, seqs + 1), np.append(seqs, batch.hi)
-    gaps = los < his
+    los, his, reasons = _void_runs(batch)
     # These arrays have first all events, then all void runs. `order` sorts their rows by position.
-    all_seqs = np.concatenate((seqs, his[gaps] - 1))
-    all_times = np.concatenate((times, np.append(times, batch.time_ns)[gaps]))
-    ranges = np.concatenate((np.ones(seqs.size, np.int64), (his - los)[gaps]))
+    all_seqs = np.concatenate((seqs, his - 1))
+    next_times = np.append(times, batch.time_ns)[np.searchsorted(seqs, los)]
+    all_times = np.concatenate((times, next_times))
+    ranges = np.concatenate((np.ones(seqs.size, np.int64), his - los))
+    whys = np.concatenate((np.zeros(seqs.size, np.int64), reasons))
     order = np.argsort(all_seqs)
     is_void = order >= seqs.size
     rows, time_rows = order.size, all_times[order]
-    reason = pa.scalar(void_reason(batch), pa.string())
     taken = pa.array(order, pa.int64(), mask=is_void)
     columns = [
         _stream_column(stream, rows),
@@ -150,9 +151,17 @@ def record_batch_with_voids(
     columns += [
         pa.DictionaryArray.from_arrays(pa.array(is_void.astype(np.int32)), _KINDS),
         pa.array(ranges[order], pa.int64()),
-        pc.if_else(pa.array(is_void), reason, pa.scalar(None, pa.string())),
+        _REASONS.take(pa.array(whys[order])),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=record_batch_schema(True, schema))
+
+
+def _void_runs(batch: Batch) -> tuple[Int64s, Int64s, Int64s]:
+    """The runs of positions without events [lo, hi), and the index of the reason of each in
+    `_REASONS`."""
+    if batch.kind in (DATA, VOID):
+        return batch.void_runs()
+    return np.array([batch.lo]), np.array([batch.hi]), np.array([_CONTROL])
 
 
 def _with_kinds(events: pa.RecordBatch, schema: Schema | None) -> pa.RecordBatch:

@@ -14,7 +14,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from surecast.client.rules import ns_of
+from surecast.client.rules import ns_of, where_text
 from surecast.client.stream import Stream
 from surecast.client.subscription import Subscription
 from surecast.client.subscription_task import (
@@ -43,7 +43,7 @@ from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.publishers import Outbox
 from surecast.endpoint.readers import Readers
 from surecast.endpoint.subscriptions import AtTime, Subscriptions
-from surecast.errors import Closed, NotSupported, PublishError, UsageError
+from surecast.errors import Closed, PublishError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -422,7 +422,7 @@ class Client:
         voids: bool = False,
         name: str | None = None,
         ack: Literal["auto", "manual"] = "auto",
-        where: Any = None,
+        where: str | None = None,
         timeout: Timeout = None,
     ) -> Subscription:
         """Read all streams whose names match the pattern.
@@ -433,7 +433,8 @@ class Client:
         In a pattern `*` stands for one token and a final `>` for one or more tokens. Events are in
         order within each stream. A stream that is created later is read from its first event on;
         this also holds for a name without `*` and `>` if there is no such stream yet. The other
-        arguments are those of `Stream.subscribe`.
+        arguments are those of `Stream.subscribe`. A filter (`where`) must fit the columns of every
+        stream; the first one that it does not fit ends the subscription with an error.
 
         With a `stop`, only the streams that exist at the beginning are read, each up to the stop.
         Then the subscription ends. It ends at once if no stream matches.
@@ -503,7 +504,7 @@ class Client:
         voids: bool,
         name: str | None,
         ack: str,
-        where: Any,
+        where: str | None,
         stop: Stop | None,
         timeout: Timeout,
     ) -> Subscription:
@@ -511,10 +512,7 @@ class Client:
         check_start(start)
         check_stop(stop)
         timeout_s = seconds_of(timeout)
-        if where is not None:
-            raise NotSupported(
-                "where= is not implemented yet (it is planned for delivery='filtered')"
-            )
+        text = where_text(where)
         if ack not in ("auto", "manual"):
             raise UsageError(f'ack is "auto" or "manual", not {ack!r}')
         if ack == "manual" and name is None:
@@ -526,7 +524,7 @@ class Client:
                 "a subscription's name follows the rules of stream names, such as billing.eu, not "
                 f"{name!r}"
             )
-        spec = SubscriptionSpec(pattern, info, start, voids, name, ack == "manual", stop)
+        spec = SubscriptionSpec(pattern, info, start, voids, name, ack == "manual", stop, text)
         task = SubscriptionTask(spec, self._endpoint, self._readers, self._on_dropped)
         if name is not None:
             # The last event of a garbage-collected subscription of this name is delivered to the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
@@ -30,8 +31,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
     All positions of a *void* range are obsolete. Its `reason` is "superseded" (latest_per_key, when
     later events have the same keys), "expired" (keep_last, keep_for), "collected" (a publisher
-    declared the events obsolete) or "control" (the position of an instruction in the stream, such
-    as a `collect`).
+    declared the events obsolete), "control" (the position of an instruction in the stream, such as
+    a `collect`) or "filtered" (the events do not pass the filter of the subscription).
 
     Events in a *lost* range were published and cannot be delivered, because no reachable server has
     them any more. Its `reason` is a text that says why. If the stream's delivery has no positions,
@@ -151,7 +152,7 @@ def events_of(batch: Batch, stream: str, voids: bool, schema: Schema | None = No
     if batch.kind != DATA:
         if not voids:
             return []
-        return [_void(stream, batch.lo, batch.hi, batch.time_ns, void_reason(batch))]
+        return _with_voids(batch, stream, [])
     row = batch.single_row()  # a fast path for a batch of one event: its key and value, or None
     if row is not None:
         return [Event(stream, batch.lo, *row, batch.time_ns)]
@@ -217,9 +218,18 @@ def _void(stream: str, lo: int, hi: int, time_ns: int, reason: str) -> Event:
 
 
 def _with_voids(batch: Batch, stream: str, events: list[Event]) -> list[Event]:
-    """The events of a batch, and a void range for each run of positions without events. The range
-    has the time of the next event, or of the batch if no event follows."""
+    """The events of a batch, and a void range for each run of positions without events and with the
+    same reason. The range has the time of the next event, or of the batch if no event follows."""
     items: list[Event] = []
+    if batch.filtered is not None:
+        waiting = deque(events)
+        los, his, reasons = (column.tolist() for column in batch.void_runs())
+        for lo, hi, why in zip(los, his, reasons, strict=True):
+            while waiting and waiting[0].seq < lo:
+                items.append(waiting.popleft())
+            time_ns = waiting[0].time_ns if waiting else batch.time_ns
+            items.append(_void(stream, lo, hi, time_ns, REASON_NAMES[why]))
+        return [*items, *waiting]
     reason, at, time_ns = void_reason(batch), batch.lo, batch.time_ns
     for event in events:
         if at < event.seq:

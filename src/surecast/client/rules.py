@@ -24,7 +24,7 @@ from surecast.columns.rules import (
     TagIs,
 )
 from surecast.core.wire import SEQ_END_MAX
-from surecast.errors import UsageError
+from surecast.errors import FilterError, UsageError
 
 __all__ = [
     "Policy",
@@ -41,6 +41,7 @@ __all__ = [
     "ns_of",
     "shown",
     "tag_is",
+    "where_text",
 ]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -137,6 +138,23 @@ def ns_of(time: datetime) -> int:
     if not _EPOCH <= time <= _LATEST:
         raise UsageError(f"a time is from 1970 to {_LATEST.year}, not {time!r}")
     return (time - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def where_text(where: str | None) -> str:
+    """The text of a filter, which can be parsed; "" for None. Raises FilterError, or UsageError if
+    it is not text."""
+    if where is None:
+        return ""
+    if not isinstance(where, str):
+        raise UsageError(f"where= is text, such as \"sym == 'IBM'\", not {shown(where)}")
+    from surecast.where import parse  # loads pyarrow
+
+    parse(where)
+    try:
+        where.encode()
+    except UnicodeEncodeError as problem:
+        raise FilterError("a character that is not valid Unicode", problem.start) from None
+    return where
 
 
 def shown(value: object) -> str:

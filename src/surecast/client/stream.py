@@ -322,7 +322,7 @@ class Stream:
         voids: bool = False,
         name: str | None = None,
         ack: Literal["auto", "manual"] = "auto",
-        where: Any = None,
+        where: str | None = None,
         timeout: Timeout = None,
     ) -> Subscription:
         """Read the stream.
@@ -337,6 +337,9 @@ class Stream:
         is the current end, including all events acknowledged to this client. A position is the
         first one that is not read; the subscription waits until all positions before it exist.
         With a datetime, the events before that time are read.
+
+        `where` is a filter, such as "sym == 'IBM' and qty > 100" (docs/filters.md). Only events
+        that pass it are returned.
 
         With `voids`, ranges of void positions are returned, too. For `name`, `ack` and `timeout`
         see Subscription.

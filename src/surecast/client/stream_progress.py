@@ -10,16 +10,19 @@ was received before, or lies outside the start and stop of the subscription, is 
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from surecast.columns.batch import Batch
 from surecast.columns.rules import is_end
 from surecast.columns.schema import read_schema
-from surecast.core.endpoint import Lost
+from surecast.core.endpoint import Ended, Lost
 from surecast.core.streams import StreamInfo
 from surecast.endpoint.readers import Reader
+
+if TYPE_CHECKING:
+    from surecast.where.batches import BatchFilter
 
 __all__ = ["NEVER", "StreamProgress", "UnorderedProgress"]
 
@@ -34,8 +37,12 @@ class StreamProgress:
 
     __slots__ = (
         "acked",
+        "awaited",
         "before_ns",
+        "event_end",
+        "filter",
         "finished",
+        "info",
         "name",
         "next",
         "not_before_ns",
@@ -43,6 +50,7 @@ class StreamProgress:
         "read",
         "reader",
         "schema",
+        "start_ns",
         "stop",
         "stream",
     )
@@ -55,7 +63,9 @@ class StreamProgress:
         not_before_ns: int = 0,
         stop: int = NEVER,
         before_ns: int = 0,
+        chosen: BatchFilter | None = None,
     ) -> None:
+        self.info = info
         self.stream = info.stream_id
         # A new string object. All events of this stream have this object as `stream`, which
         # distinguishes them from events of a deleted stream of the same name (by identity).
@@ -67,8 +77,14 @@ class StreamProgress:
         # asked for the next item since.
         self.read = start
         self.acked = start  # the first position that the user has not acknowledged with `ack`
+        self.event_end = start  # the position after the last event that the user has got
+        self.filter = chosen  # None: the subscription has no filter
+        # The token of a Follow that the reader's node has not confirmed. Until then, filtered
+        # batches may have been filtered by another filter. 0: there is none.
+        self.awaited = 0
         self.paused = False  # whether it is not followed because the buffer is full
-        self.not_before_ns = not_before_ns  # older events are left out; 0: no limit
+        # Older events are left out; 0: no limit, or `not_before_ns`: no older ones will come.
+        self.not_before_ns = self.start_ns = not_before_ns
         self.stop = stop  # the first position that is not read, or NEVER
         self.before_ns = before_ns  # events from this time on are left out; 0: no limit
         self.finished = False  # all positions below `stop` were received; the reader is released
@@ -78,6 +94,9 @@ class StreamProgress:
         if batch.hi <= self.next:
             return None  # all of it was received before
         if batch.lo > self.next:
+            self._log_gap(batch)
+            return None
+        if batch.reason and batch.is_filtered and (self.filter is None or self.awaited):
             self._log_gap(batch)
             return None
         if self.before_ns:
@@ -128,17 +147,39 @@ class StreamProgress:
         self.next = end
         return new
 
+    def is_behind(self, ended: Ended) -> bool:
+        """Whether the end of a deleted stream is at or before the next position. If not, the event
+        belongs to an earlier delivery, from a later position."""
+        return ended.end <= self.next
+
     def _log_gap(self, item: Batch | Lost) -> None:
-        """Log that an item was dropped because positions before it are missing. It belongs to an
-        earlier delivery. The current one will deliver those positions, and then this item again."""
+        """Log that an item was dropped because positions before it are missing, or because it was
+        filtered by another filter. It belongs to an earlier delivery. The current one will deliver
+        those positions again."""
         log.debug("%s: %r, but %d is next", self.name, item, self.next)
 
     def follow(self) -> Lost | None:
         """Follow the stream, for the first time or after a pause. Returns a lost range if events
         were lost during the pause."""
         self.paused = False
-        self.reader.follow(self.stream, self.next)
+        self._follow(self.next)
         return None
+
+    def _follow(self, start: int) -> None:
+        where = "" if self.filter is None else self.filter.where
+        self.awaited = self.reader.follow(self.stream, start, where)
+
+    def following(self, token: int) -> None:
+        """The reader's node has confirmed a Follow."""
+        if token == self.awaited:
+            self.awaited = 0
+
+    def change(self, chosen: BatchFilter | None, begin: int) -> None:
+        """From `begin` on, this filter decides which events pass. Everything that was received and
+        not read is received again."""
+        self.filter = chosen
+        self.next = begin
+        self.not_before_ns = self.start_ns
 
 
 class UnorderedProgress(StreamProgress):
@@ -153,6 +194,9 @@ class UnorderedProgress(StreamProgress):
     def admit(self, batch: Batch) -> Batch | None:
         return batch
 
+    def is_behind(self, ended: Ended) -> bool:
+        return True
+
     def admit_lost(self, lost: Lost) -> Lost | None:
         return lost
 
@@ -160,7 +204,7 @@ class UnorderedProgress(StreamProgress):
         # Position 0 means the end of the stream. The start position is used only the first time.
         first, self.next = self.next, 0
         paused, self.paused = self.paused, False
-        self.reader.follow(self.stream, first)
+        self._follow(first)
         if not paused or first:
             return None  # no pause, or a pause before the stream was followed the first time
         return Lost(

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from surecast.client.events import Event
-from surecast.client.rules import check_position
+from surecast.client.rules import check_position, where_text
 from surecast.client.subscription_buffer import SubscriptionBuffer
 from surecast.client.subscription_task import SubscriptionTask, caller_unless_failing
 from surecast.client.timeouts import Timeout, deadline_of, seconds_of, within
@@ -51,6 +51,9 @@ class Subscription:
 
     If the stream's delivery could not deliver some events, the loop yields one event of kind "lost"
     for them, with or without `voids`, and continues after them.
+
+    With a filter (`where=`), only the events that pass it are read; the others count as void with
+    the reason "filtered".
 
     A *named* subscription (`name=`) keeps its position in the region. Requesting the next event
     acknowledges the previous one, and so does a clean exit: `close()`, or the end of the `async
@@ -187,6 +190,43 @@ class Subscription:
         async with within(limit, waited_for):
             await self._buffer.ready()
         return self
+
+    # ------------------------------------------------------------ filters
+
+    async def change(self, *, where: str | None, timeout: Timeout = None) -> dict[str, int]:
+        """Replace the filter; None removes it.
+
+            begins = await sub.change(where="sym == 'IBM' and qty > 500")
+
+        Returns a position for each stream. Of the events below it, those were delivered that pass
+        the old filter. From it on, events are delivered that pass the new filter. It is the first
+        position that the subscription has not passed: the position after the last event that the
+        program has got, or a later one, if no event after that has passed the old filter so far.
+        Events that were received and not read yet are read again with the new filter.
+
+        Raises UsageError if the filter does not fit a stream. Then the old one stays.
+        """
+        text = where_text(where)
+        waited_for = f"the filter of the subscription to {self._task.spec.pattern!r} to be changed"
+        async with within(self._timeout_s if timeout is None else timeout, waited_for):
+            return await self._task.change(text)
+
+    @property
+    def where(self) -> str | None:
+        """The filter; None if there is none."""
+        return self._task.where or None
+
+    @property
+    def matched(self) -> int:
+        """The number of events that have passed the filter and that the program has got; 0 without
+        a filter."""
+        return self._buffer.matched
+
+    @property
+    def filtered(self) -> int:
+        """The number of events that did not pass the filter, up to the end of the batch that the
+        program reads. After `change`, events that are judged again are counted again."""
+        return self._buffer.filtered
 
     # ------------------------------------------------------------ acknowledging
 

@@ -22,21 +22,24 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from operator import length_hint
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from surecast.client.cursor import Cursor
 from surecast.client.events import Event, events_of, lost_event
 from surecast.client.stream_progress import NEVER, StreamProgress, UnorderedProgress
 from surecast.client.timeouts import Deadline, deadline_of, timed_out
-from surecast.columns.batch import CONFIG, Batch
+from surecast.columns.batch import CONFIG, DATA, Batch
 from surecast.columns.rules import is_end
-from surecast.core.endpoint import Lost
+from surecast.core.endpoint import Ended, Following, Lost
 from surecast.core.streams import StreamInfo
 from surecast.core.types import LogId
 from surecast.endpoint.forking import call_on_fork, forked
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.readers import Reader
 from surecast.errors import StreamDeleted, SurecastError, UsageError
+
+if TYPE_CHECKING:
+    from surecast.where.batches import BatchFilter
 
 __all__ = ["IN_TRANSIT", "LOST_BYTES", "Item", "SubscriptionBuffer"]
 
@@ -81,6 +84,10 @@ class SubscriptionBuffer:
         self.cursor: Cursor | None = None  # of a named subscription, once it begins
         # The rest of the current batch. All iterations take their events from it.
         self.rows: Iterator[Event] = iter(())
+        self._events: list[Event] = []  # the events of `rows`, also those that were taken
+        # Of a subscription with a filter: the events that have passed, and the others. They are
+        # counted when their batch is taken out of the inbox.
+        self._matched = self.filtered = 0
         self.current_event: Event | None = None
         # The batch or lost range that the user is processing: its stream, and its end.
         self.current: tuple[StreamProgress, int] | None = None
@@ -116,13 +123,14 @@ class SubscriptionBuffer:
         ordered: bool = True,
         stop: int = NEVER,
         before_ns: int = 0,
+        chosen: BatchFilter | None = None,
     ) -> None:
         """Read a stream from `start` on, up to `stop`. For the other arguments see
         `StreamProgress`; `ordered` is `Delivery.ordered`."""
         if self.ended:
             return
         kind = StreamProgress if ordered else UnorderedProgress
-        progress = kind(info, reader, start, not_before_ns, stop, before_ns)
+        progress = kind(info, reader, start, not_before_ns, stop, before_ns, chosen)
         self.streams[progress.stream] = progress
         self.by_name.setdefault(progress.name, []).append(progress)
         reader.claim(progress.stream, self)
@@ -142,6 +150,12 @@ class SubscriptionBuffer:
         for batch in batches:
             admitted = progress.admit(batch)
             if admitted is not None:
+                if progress.filter is not None:
+                    try:
+                        admitted = progress.filter.apply(admitted)
+                    except SurecastError as problem:  # the batch does not have the schema's types
+                        self.fail(UsageError(f"the filter of stream {progress.name!r}: {problem}"))
+                        return
                 self.nbytes += admitted.nbytes
                 self._inbox.append((progress, admitted))
         self._look_if_finished(progress)
@@ -158,10 +172,18 @@ class SubscriptionBuffer:
             self._look_if_finished(progress)
             self._taken_in()
 
-    def take_ended(self, stream: LogId) -> None:
+    def take_following(self, following: Following) -> None:
+        """Called when the reader has begun to deliver a stream with a filter."""
+        progress = self.streams.get(following.stream)
+        if progress is not None:
+            progress.following(following.token)
+
+    def take_ended(self, ended: Ended) -> None:
         """Called when the stream was deleted and ends before the next position to be read."""
-        progress = self.streams.get(stream)
-        if progress is not None and not progress.finished and not self.ended:
+        progress = self.streams.get(ended.stream)
+        if progress is None or self.ended or not progress.is_behind(ended):
+            return
+        if not progress.finished:
             self._finish(progress)
             self._inbox.append((progress, None))
             self._wake()
@@ -302,11 +324,26 @@ class SubscriptionBuffer:
         else:
             self._turn_rows += item.rows or 1
             self.nbytes -= item.nbytes
+            if progress.filter is not None and item.kind != CONFIG:
+                self._count(progress, item)
             if item.kind == CONFIG and is_end(item):
                 self._leave_deleted(progress, item.time_ns)
         if self.paused and self.nbytes <= self.options.buffer_bytes_max // 2:
             self._resume()
         return progress, item
+
+    def _count(self, progress: StreamProgress, batch: Batch) -> None:
+        """Count the events of a batch that the user of a filter gets."""
+        self.filtered += batch.filtered_count
+        if batch.kind == DATA:
+            self._matched += batch.rows
+            progress.event_end = int(batch.seqs()[-1]) + 1
+
+    @property
+    def matched(self) -> int:
+        """The events that have passed the filter, and that the user has got."""
+        left = length_hint(self.rows)
+        return self._matched - (_count_events(self._events[-left:]) if left else 0)
 
     def _leave_ended(self) -> None:
         """Remove streams that have ended (`take_ended`) from the front of the inbox."""
@@ -341,8 +378,16 @@ class SubscriptionBuffer:
             progress, end = self.current
             self.current = None
             progress.read = end
+            if progress.filter is not None:
+                self._acknowledge_filtered(progress)
             if self.cursor is not None:
                 self.cursor.moved()
+
+    def _acknowledge_filtered(self, progress: StreamProgress) -> None:
+        """If the user has acknowledged all events that it got, the positions that the filter has
+        dropped since then are acknowledged, too."""
+        if progress.acked >= progress.event_end:
+            progress.acked = max(progress.acked, progress.read)
 
     async def next_rows(self, timeout_s: float | None = None) -> bool:
         """Put the events of the next batch, or of several small ones, into `rows`. Returns False if
@@ -359,6 +404,7 @@ class SubscriptionBuffer:
                 if self._inbox[0][1] is None:  # the stream has ended
                     break
                 events += self._events_of(*self._take_out())
+        self._events = events
         self.rows = iter(events)
         return True
 
@@ -366,6 +412,40 @@ class SubscriptionBuffer:
         if isinstance(item, Lost):
             return [lost_event(progress.name, item)]
         return events_of(item, progress.name, self.voids, progress.schema)
+
+    def change(
+        self, filters: dict[LogId, BatchFilter | None], readers: dict[LogId, Reader]
+    ) -> dict[str, int]:
+        """Replace the filter of each stream. Returns the position from which the new one decides,
+        by the name of the stream. `readers`: other readers for streams that were received up to
+        their stop, and whose reader was given to another subscription."""
+        left = list(self.rows)  # no other thread can take an event meanwhile
+        begins = {}
+        for stream, progress in self.streams.items():
+            begin = progress.read
+            if self.current is not None and self.current[0] is progress:
+                taken = self._events[: len(self._events) - len(left)]
+                if not left:
+                    begin = self.current[1]
+                elif taken:
+                    begin = taken[-1].seq + 1
+                self.current = progress, begin
+            begins[progress.name] = begin
+            progress.change(filters[stream], begin)
+            if progress.finished and begin < progress.stop:
+                progress.finished = False
+                progress.reader = readers.get(stream, progress.reader)
+                progress.reader.claim(stream, self)
+                self._unfinished += 1
+        self._matched -= _count_events(left)
+        self._inbox.clear()
+        self.nbytes = 0
+        self.paused = False
+        for progress in self.streams.values():
+            if not progress.finished:
+                progress.follow()
+        self._wake()
+        return begins
 
     def positions(self) -> dict[LogId, int]:
         """The first position of each stream that is not processed, or with `manual` that the user
@@ -456,6 +536,8 @@ class SubscriptionBuffer:
         """Called when the user has acknowledged all positions below `end`."""
         progress.acked = max(progress.acked, end)
         progress.read = max(progress.read, end)
+        if progress.filter is not None:
+            self._acknowledge_filtered(progress)
 
     # ------------------------------------------------------------ beginning and end
 
@@ -507,6 +589,10 @@ class SubscriptionBuffer:
     def ended(self) -> bool:
         """Whether the subscription was closed or has failed."""
         return self._closed or self._failure is not None
+
+
+def _count_events(items: list[Event]) -> int:
+    return sum(item.kind == "event" for item in items)
 
 
 def _expire(waiter: asyncio.Future[bool]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from surecast.client.cursor import Cursor
 from surecast.client.rules import check_position, ns_of, shown
@@ -30,7 +30,10 @@ from surecast.core.wire import SEQ_END_MAX
 from surecast.endpoint.endpoint import Endpoint
 from surecast.endpoint.error_messages import not_supported, subscription_error
 from surecast.endpoint.readers import Reader, Readers
-from surecast.errors import NotSupported, StreamDeleted, SurecastError, UsageError
+from surecast.errors import FilterError, NotSupported, StreamDeleted, SurecastError, UsageError
+
+if TYPE_CHECKING:
+    from surecast.where.batches import BatchFilter
 
 __all__ = [
     "Start",
@@ -97,6 +100,7 @@ class SubscriptionSpec:
     name: str | None  # of a named subscription
     manual: bool  # whether `ack` is "manual"
     stop: Stop | None = None
+    where: str = ""  # the filter at the beginning
 
     @property
     def has_wildcard(self) -> bool:
@@ -112,6 +116,8 @@ class SubscriptionSpec:
             raise not_supported(f"a pattern such as {self.pattern!r}", delivery)
         if self.name is not None and "name" not in verbs:
             raise not_supported("name=", delivery)
+        if self.where and "where" not in verbs:
+            raise not_supported("where=", delivery)
         if isinstance(self.start, datetime) and "time" not in verbs:
             raise not_supported("start= with a datetime", delivery)
         if isinstance(self.start, int) and not delivery.ordered:
@@ -137,6 +143,7 @@ class SubscriptionTask:
         """`dropped` is called if the user drops the Subscription while an event of it is being
         processed."""
         self.spec = spec
+        self.where = spec.where  # the filter; "" if there is none
         self._dropped = dropped
         # The result of `SubscriptionBuffer.in_hand` when the Subscription was dropped.
         self._in_hand: dict[LogId, int] = {}
@@ -157,6 +164,8 @@ class SubscriptionTask:
         self._joining: dict[LogId, asyncio.Task[None]] = {}
         self._leased: dict[str, Reader] = {}  # the readers in use, by delivery
         self._leasing = asyncio.Lock()  # so that only one reader is opened for a delivery
+        # The readers of `_lease_again`, by stream.
+        self._leased_again: dict[LogId, Reader] = {}
         self._watch: int | None = None  # the token of the query for matching streams
         self._beginning = self._loop.create_task(self._begin())  # later `_be_ready`
         # With a stop that is a time: waits for that time.
@@ -164,10 +173,60 @@ class SubscriptionTask:
         self._closing: asyncio.Task[None] | None = None
 
     def _check(self, info: StreamInfo) -> None:
-        """Raise NotSupported if this client cannot read the stream with these arguments."""
+        """Raise NotSupported if this client cannot read the stream with these arguments, and
+        UsageError if the filter does not fit the columns of the stream."""
         delivery = self._endpoint.delivery_of(info)
         self.spec.check(delivery)
         self._readers.check(delivery)
+        self._filter_of(info, self.where)
+
+    def _filter_of(self, info: StreamInfo, where: str) -> BatchFilter | None:
+        """The filter of the subscription in a stream. Raises UsageError if it does not fit the
+        columns of the stream."""
+        if not where:
+            return None
+        from surecast.where.batches import batch_filter
+
+        try:
+            return batch_filter(where, info.schema)
+        except FilterError as problem:
+            if self.spec.info is not None:
+                raise
+            raise UsageError(f"stream {info.name!r}: {problem}") from None
+
+    # ------------------------------------------------------------ another filter
+
+    async def change(self, where: str) -> dict[str, int]:
+        """Replace the filter (`Subscription.change`)."""
+        buffer = self.buffer
+        await buffer.ready()
+        while True:
+            if buffer.ended or self._closing is not None:
+                raise UsageError("the subscription has ended")
+            infos = {stream: progress.info for stream, progress in buffer.streams.items()}
+            for info in infos.values():
+                delivery = self._endpoint.delivery_of(info)
+                if "where" not in delivery.verbs or not delivery.ordered:
+                    raise not_supported("change(where=)", delivery)
+            filters = {stream: self._filter_of(info, where) for stream, info in infos.items()}
+            if not await self._lease_again(infos):
+                break
+        readers, self._leased_again = self._leased_again, {}
+        self.where = where
+        return buffer.change(filters, readers)
+
+    async def _lease_again(self, infos: dict[LogId, StreamInfo]) -> bool:
+        """Find a reader for a stream that was received up to its stop, and whose reader was given
+        to another subscription since. Returns False if there is no such stream."""
+        for stream, info in infos.items():
+            progress = self.buffer.streams[stream]
+            taker = progress.reader.takers.get(stream)
+            if progress.finished and taker is not None and stream not in self._leased_again:
+                delivery = self._endpoint.delivery_of(info)
+                reader = await self._readers.lease(delivery, stream, self.buffer)
+                self._leased_again[stream] = reader
+                return True
+        return False
 
     # ------------------------------------------------------------ the beginning
 
@@ -243,8 +302,8 @@ class SubscriptionTask:
             return
         try:
             self._check(info)
-        except NotSupported as problem:
-            if self.spec.has_wildcard:
+        except UsageError as problem:
+            if self.spec.has_wildcard and isinstance(problem, NotSupported):
                 log.warning(
                     "stream %r is left out of %r: %s", info.name, self.spec.pattern, problem
                 )
@@ -351,7 +410,14 @@ class SubscriptionTask:
         ordered = self._endpoint.delivery_of(info).ordered
         before_ns = ns_of(self.spec.stop) if isinstance(self.spec.stop, datetime) else 0
         self.buffer.add(
-            info, reader, start, not_before_ns, ordered=ordered, stop=stop, before_ns=before_ns
+            info,
+            reader,
+            start,
+            not_before_ns,
+            ordered=ordered,
+            stop=stop,
+            before_ns=before_ns,
+            chosen=self._filter_of(info, self.where),
         )
 
     def _look_if_ready(self) -> None:
@@ -433,6 +499,8 @@ class SubscriptionTask:
                 buffer.fail(why)
             else:
                 buffer.close()
+            for stream, reader in self._leased_again.items():  # `change` was interrupted
+                reader.release(stream)
             for reader in self._leased.values():
                 await self._readers.give_back(reader)
 

@@ -237,7 +237,7 @@ class Client:
         voids: bool = False,
         name: str | None = None,
         ack: Literal["auto", "manual"] = "auto",
-        where: Any = None,
+        where: str | None = None,
         timeout: Timeout = None,
     ) -> Subscription:
         """Read all streams that match; see `surecast.Client.subscribe`."""
@@ -430,7 +430,7 @@ class Stream:
         voids: bool = False,
         name: str | None = None,
         ack: Literal["auto", "manual"] = "auto",
-        where: Any = None,
+        where: str | None = None,
         timeout: Timeout = None,
     ) -> Subscription:
         """Read the stream; see `surecast.Stream.subscribe`."""
@@ -540,6 +540,22 @@ class Subscription:
     def ready(self, *, timeout: Timeout = None) -> Subscription:
         self._loop.call(self._inner.ready(timeout=timeout))
         return self
+
+    def change(self, *, where: str | None, timeout: Timeout = None) -> dict[str, int]:
+        """Replace the filter; see `surecast.Subscription.change`."""
+        return self._loop.call(self._inner.change(where=where, timeout=timeout))
+
+    @property
+    def where(self) -> str | None:
+        return self._inner.where
+
+    @property
+    def matched(self) -> int:
+        return self._inner.matched
+
+    @property
+    def filtered(self) -> int:
+        return self._inner.filtered
 
     def ack(self, item: Event | pa.RecordBatch, *, timeout: Timeout = None) -> None:
         """Acknowledge this event and all before it; see `surecast.Subscription.ack`."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from surecast import registry
 from surecast.columns.batch import Batch
-from surecast.core.endpoint import Delivery, Ended, Follow, Lost, Place, Unfollow
+from surecast.core.endpoint import Delivery, Ended, Follow, Following, Lost, Place, Unfollow
 from surecast.core.types import LogId
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.region_link import RegionLink
@@ -35,7 +35,9 @@ class Taker(Protocol):
 
     def take_lost(self, lost: Lost) -> None: ...
 
-    def take_ended(self, stream: LogId) -> None: ...
+    def take_ended(self, ended: Ended) -> None: ...
+
+    def take_following(self, following: Following) -> None: ...
 
 
 class Reader:
@@ -47,6 +49,7 @@ class Reader:
         self.delivery = delivery
         self.shared = shared  # whether it may serve several subscriptions
         self.takers: dict[LogId, Taker] = {}  # by stream; also for streams not followed at present
+        self.token = 0  # of the last Follow with a filter
 
     # The node calls these two methods while it performs the effects of a step, in their order.
 
@@ -56,20 +59,32 @@ class Reader:
             taker.take_in(stream, batches)
 
     def on_emit(self, event: Any) -> None:
-        if isinstance(event, Lost | Ended):
+        if isinstance(event, Lost | Ended | Following):
             taker = self.takers.get(event.stream)
-            if taker is not None and isinstance(event, Lost):
+            if taker is None:
+                return
+            if isinstance(event, Lost):
                 taker.take_lost(event)
-            elif taker is not None:
-                taker.take_ended(event.stream)
+            elif isinstance(event, Ended):
+                taker.take_ended(event)
+            elif event.token:
+                taker.take_following(event)
 
     def claim(self, stream: LogId, taker: Taker) -> None:
         """Reserve the stream for a taker, which may then `follow` it until `release`."""
         self.takers[stream] = taker
 
-    def follow(self, stream: LogId, start: int) -> None:
-        """Have the stream delivered from position `start` on."""
-        self.node.give(Follow(stream, start))
+    def follow(self, stream: LogId, start: int, where: str = "") -> int:
+        """Have the stream delivered from position `start` on, with a filter if `where` is not "".
+
+        With a filter, returns the token of this call. Filtered batches that the taker gets before
+        `take_following` with this token may have been filtered by another one."""
+        if not where:
+            self.node.give(Follow(stream, start))
+            return 0
+        self.token += 1
+        self.node.give(Follow(stream, start, where, self.token))
+        return self.token
 
     def unfollow(self, stream: LogId) -> None:
         """Stop the delivery; the stream stays reserved for its taker."""
