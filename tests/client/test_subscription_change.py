@@ -59,6 +59,7 @@ class FakeReader:
         self.rng = rng
         self.takers: dict[bytes, Any] = {}
         self.token = 0
+        self.filtered = False  # whether the last command had a filter
         self.commands: deque[tuple[int, str, int]] = deque()  # start (0: stop), filter, token
         self.position = 0  # of the node; 0: does not follow
         self.where = ""
@@ -70,9 +71,13 @@ class FakeReader:
         self.takers[stream] = taker
 
     def follow(self, stream: bytes, start: int, where: str = "") -> int:
-        self.token += bool(where)
-        self.commands.append((start, where, self.token if where else 0))
-        return self.token if where else 0
+        if not where and not self.filtered:
+            self.commands.append((start, where, 0))
+            return 0
+        self.filtered = bool(where)
+        self.token += 1
+        self.commands.append((start, where, self.token))
+        return self.token
 
     def unfollow(self, stream: bytes) -> None:
         self.commands.append((0, "", 0))
@@ -192,10 +197,7 @@ BUFFER = "surecast.client.subscription_buffer:SubscriptionBuffer."
 PROGRESS = "surecast.client.stream_progress:StreamProgress."
 MUTANTS: dict[str, Edit] = {
     "batches of the old filter are accepted": Edit(
-        PROGRESS + "admit", "(self.filter is None or self.awaited)", "self.filter is None"
-    ),
-    "filtered batches are accepted without a filter": Edit(
-        PROGRESS + "admit", "(self.filter is None or self.awaited)", "self.awaited"
+        PROGRESS + "admit", "self.awaited and batch.is_filtered", "False"
     ),
     "batches are not filtered by the client": Edit(
         BUFFER + "take_in", "progress.filter is not None", "False"

@@ -96,7 +96,7 @@ class StreamProgress:
         if batch.lo > self.next:
             self._log_gap(batch)
             return None
-        if batch.reason and batch.is_filtered and (self.filter is None or self.awaited):
+        if self.awaited and batch.is_filtered:
             self._log_gap(batch)
             return None
         if self.before_ns:

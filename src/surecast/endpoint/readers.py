@@ -49,7 +49,9 @@ class Reader:
         self.delivery = delivery
         self.shared = shared  # whether it may serve several subscriptions
         self.takers: dict[LogId, Taker] = {}  # by stream; also for streams not followed at present
-        self.token = 0  # of the last Follow with a filter
+        self.token = 0  # of the last Follow that had one
+        # Streams whose last Follow had a filter.
+        self.filtered: dict[LogId, None] = {}
 
     # The node calls these two methods while it performs the effects of a step, in their order.
 
@@ -77,11 +79,15 @@ class Reader:
     def follow(self, stream: LogId, start: int, where: str = "") -> int:
         """Have the stream delivered from position `start` on, with a filter if `where` is not "".
 
-        With a filter, returns the token of this call. Filtered batches that the taker gets before
-        `take_following` with this token may have been filtered by another one."""
-        if not where:
+        If there is a filter, or was one before, returns a token. Filtered batches that the taker
+        gets before `take_following` with this token may have been filtered by another filter."""
+        if not where and stream not in self.filtered:
             self.node.give(Follow(stream, start))
             return 0
+        if where:
+            self.filtered[stream] = None
+        else:  # the token covers what the earlier filter has left
+            del self.filtered[stream]
         self.token += 1
         self.node.give(Follow(stream, start, where, self.token))
         return self.token

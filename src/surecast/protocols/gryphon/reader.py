@@ -63,6 +63,8 @@ class Reader(HandlerMachine):
 
     def _on_follow(self, inp: Follow) -> None:
         self.streams[inp.stream] = Followed(max(inp.start, 0), inp.where, 0, self.now_ns)
+        if inp.token:
+            self.out.append(Emit(Following(inp.stream, inp.start, inp.token)))
         self._join(inp.stream)
 
     def _join(self, stream: LogId) -> None:
