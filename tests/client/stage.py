@@ -3,8 +3,10 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
+
+import msgspec
 
 from surecast.client.connection import Client
 from surecast.core.roles import Deployment
@@ -13,6 +15,7 @@ from surecast.core.wire import Codec
 from surecast.endpoint.options import ClientOptions
 from surecast.registry import configs, message_types, witness
 from surecast.runtime import AddressBook, Node, RuntimeLimits
+from surecast.runtime.hello import Hello
 from surecast.stacks import region_replica
 from surecast.storage.memory import MemoryDisk
 from surecast.storage.store import MemoryStore
@@ -43,6 +46,16 @@ async def until(condition: Callable[[], Any], what: str = "") -> None:
     while not condition():
         assert time.monotonic() < limit, what or "waited in vain"
         await asyncio.sleep(0.005)
+
+
+class _Node(Node):
+    lacks: frozenset[str] = frozenset()
+
+    def hello(self, to: str, life: bytes, attempt: int) -> Hello:
+        made = super().hello(to, life, attempt)
+        return msgspec.structs.replace(
+            made, speaks=tuple(name for name in made.speaks if name not in self.lacks)
+        )
 
 
 class Regions:
@@ -77,10 +90,11 @@ class Regions:
 
     # ------------------------------------------------------------ nodes
 
-    async def start(self, name: str) -> None:
+    async def start(self, name: str, lacks: Collection[str] = ()) -> None:
+        """Start a node. `lacks`: what it does not list in HELLO, like one of an earlier version."""
         assert name not in self.nodes
         self.lives[name] += 1
-        node = Node(
+        node = _Node(
             name,
             lambda ctx: self._machine(ctx, name),
             book=self.links,
@@ -91,6 +105,7 @@ class Regions:
             limits=LIMITS,
             credential=self.token,
         )
+        node.lacks = frozenset(lacks)
         await node.start()
         self.nodes[name] = node
 

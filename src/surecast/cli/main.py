@@ -7,6 +7,7 @@ import typer
 
 from surecast import SurecastError, __version__
 from surecast.cli.bench import bench
+from surecast.cli.change import change
 from surecast.cli.delete import delete
 from surecast.cli.demo import demo
 from surecast.cli.interrupts import INTERRUPTED
@@ -53,6 +54,7 @@ app.command()(up)
 app.command()(publish)
 app.command()(subscribe)
 app.command()(streams)
+app.command()(change)
 app.command()(delete)
 app.add_typer(subscriptions, name="subscriptions")
 app.command()(status)

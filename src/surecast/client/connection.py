@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from surecast.client.rules import ns_of, where_text
-from surecast.client.stream import Stream
+from surecast.client.stream import Stream, schema_text_of
 from surecast.client.subscription import Subscription
 from surecast.client.subscription_task import (
     Start,
@@ -28,8 +28,7 @@ from surecast.client.subscription_task import (
 )
 from surecast.client.timeouts import Timeout, seconds_of, timed_out, within
 from surecast.columns.rules import Policy, check_policy
-from surecast.columns.schema import read_schema, schema_text
-from surecast.core.endpoint import WhereIs, WhichStreams
+from surecast.core.endpoint import WhereIs
 from surecast.core.names import is_name, is_pattern
 from surecast.core.policies import as_policy
 from surecast.core.status import SubscriptionInfo
@@ -300,8 +299,9 @@ class Client:
         (default `keep_all()`, or as text "keep-all", see docs/client.md). `schema` gives events
         typed attributes beside key and value: a `pyarrow.Schema`, or text. For an existing stream,
         these arguments must agree with those that it was created with; leave them out to use the
-        stream as it is. After TimedOut a new stream may still be created. `create=False` only opens
-        an existing stream, and raises UsageError if this region knows no stream of that name.
+        stream as it is. An earlier version of the schema agrees, too (see `Stream.change`). After
+        TimedOut a new stream may still be created. `create=False` only opens an existing stream,
+        and raises UsageError if this region knows no stream of that name.
 
         Names that begin with `_` are meant for internal streams: `streams()`, and patterns that
         begin with `*` or `>`, leave them out.
@@ -314,7 +314,7 @@ class Client:
             check_policy(policy)
         if not isinstance(name, str) or not is_name(name):
             raise UsageError(bad_name(name))
-        spec = StreamSpec(policy, delivery, _schema_text(schema), _sorted_options(options))
+        spec = StreamSpec(policy, delivery, schema_text_of(schema), _sorted_options(options))
         if not create:
             if spec != StreamSpec():
                 raise UsageError(
@@ -354,30 +354,9 @@ class Client:
         its next event gets."""
         self._check()
         _check_pattern(pattern)
-        matching: dict[bytes, tuple[StreamInfo, int]] = {}
-        complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def on_answer(answer: Any) -> None:
-            if complete.done():
-                return
-            if isinstance(answer, Exception):
-                complete.set_exception(answer)
-            elif answer.why:
-                complete.set_exception(subscription_error(pattern, answer.why))
-            else:
-                for info, end in zip(answer.infos, answer.ends, strict=True):
-                    matching[info.stream_id] = info, end
-                if answer.complete:
-                    complete.set_result(None)
-
-        limit = within(timeout, f"the region to list the streams that match {pattern!r}")
-        token = self._endpoint.control.watch(WhichStreams(pattern), on_answer)
-        try:
-            async with limit:
-                await complete
-        finally:
-            self._endpoint.control.drop(token)
-        return sorted(matching.values(), key=lambda match: match[0].name)
+        async with within(timeout, f"the region to list the streams that match {pattern!r}"):
+            matching = await self._endpoint.matching(pattern)
+        return sorted(matching, key=lambda match: match[0].name)
 
     async def locate(self, stream_id: bytes, time: datetime, *, timeout: Timeout = None) -> int:
         """The position of the first event of a stream that is not older than `time`, or the end of
@@ -542,22 +521,6 @@ class Client:
         self._dropped[task.spec.name] = task
         if len(self._dropped) > DROPPED_MAX:
             del self._dropped[next(iter(self._dropped))]
-
-
-def _schema_text(schema: pa.Schema | str | None) -> str:
-    """The canonical text of a schema; "" if there is none (None, or "" as in StreamInfo)."""
-    if schema is None or schema == "":
-        return ""
-    if isinstance(schema, str):
-        return read_schema(schema).text
-    import pyarrow as pa
-
-    if not isinstance(schema, pa.Schema):
-        raise UsageError(
-            "schema= is a pyarrow.Schema, or text such as 'sym string not null, px float64', not "
-            f"{schema!r:.60}"
-        )
-    return schema_text(schema)
 
 
 def _sorted_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import msgspec
+
 from surecast.client.events import Seqs
 from surecast.client.publisher_id import publisher_id
 from surecast.client.rules import shown
@@ -24,8 +26,9 @@ from surecast.columns.rules import (
     encode_collect,
     encode_policy,
 )
-from surecast.columns.schema import read_schema
+from surecast.columns.schema import read_schema, schema_text
 from surecast.core.streams import StreamInfo
+from surecast.endpoint.attributes import writer_of
 from surecast.endpoint.endpoint import BatchFutures, acknowledged, send, send_all
 from surecast.endpoint.prepared import ArrowStream, PreparedBatch, prepared_batches
 from surecast.endpoint.publishers import EVENT_OVERHEAD, Outbox
@@ -72,9 +75,17 @@ class Stream:
 
     @property
     def schema(self) -> pa.Schema | None:
-        """The types of the events' attributes, fixed when the stream was created. None: events
-        have no attributes."""
-        return read_schema(self._info.schema).arrow() if self._info.schema else None
+        """The types of the events' attributes, as far as this program knows: `change` adds some,
+        here or in another program. None: events have no attributes."""
+        schema = self._current().schema
+        return read_schema(schema).arrow() if schema else None
+
+    def _current(self) -> StreamInfo:
+        """The stream with the newest schema that this program has seen."""
+        writer = self._outbox.writer
+        if writer is None or writer.schema.text == self._info.schema:
+            return self._info
+        return msgspec.structs.replace(self._info, schema=writer.schema.text)
 
     @property
     def stream_id(self) -> bytes:
@@ -301,6 +312,27 @@ class Stream:
         )
         return await self._publish_instruction(CONFIG, encode_policy(End()), timeout, waited_for)
 
+    async def change(self, *, schema: pa.Schema | str, timeout: Timeout = None) -> int | None:
+        """Change the stream's schema: add fields to it, which may be null, at its end.
+
+            await trades.change(schema="sym string not null, px float64, qty int64, venue string")
+
+        `schema` is the whole new schema. The change is an event of the stream. It returns its
+        position, or None if the stream has this schema already. Events before it have null in the
+        new fields. Programs that do not know them go on publishing and reading. Fields cannot be
+        removed, moved, renamed or given another type: then StreamConfigMismatch names the field.
+        After TimedOut the schema may still be changed.
+        """
+        text = schema_text_of(schema)
+        if not text:
+            raise UsageError("change takes the whole new schema: schema=...")
+        waited_for = f"the schema of {self.name!r} to be changed; it may still be changed"
+        async with within(timeout, waited_for, maybe_taken=True):
+            seq = await self._client._endpoint.change(self._current(), text)
+        if (writer := writer_of(text)) is not None:
+            self._outbox.take_schema(writer)
+        return seq
+
     async def _publish_instruction(
         self, kind: int, value: bytes, timeout: Timeout, waited_for: str
     ) -> int:
@@ -345,7 +377,7 @@ class Stream:
         see Subscription.
         """
         return self._client._subscribe(
-            self.name, self._info, start, voids, name, ack, where, stop, timeout
+            self.name, self._current(), start, voids, name, ack, where, stop, timeout
         )
 
     async def read(
@@ -372,5 +404,21 @@ class Stream:
             within(timeout, f"all events of {self.name!r} up to {stop!r}"),
             self.subscribe(start, stop=stop, voids=voids) as sub,
         ):
-            info = self._info
-            return await read_table(sub._buffer, read_schema(info.schema) if info.schema else None)
+            schema = self._current().schema
+            return await read_table(sub._buffer, read_schema(schema) if schema else None)
+
+
+def schema_text_of(schema: pa.Schema | str | None) -> str:
+    """The canonical text of a schema; "" if there is none (None, or "" as in StreamInfo)."""
+    if schema is None or schema == "":
+        return ""
+    if isinstance(schema, str):
+        return read_schema(schema).text
+    import pyarrow as pa
+
+    if not isinstance(schema, pa.Schema):
+        raise UsageError(
+            "schema= is a pyarrow.Schema, or text such as 'sym string not null, px float64', not "
+            f"{schema!r:.60}"
+        )
+    return schema_text(schema)

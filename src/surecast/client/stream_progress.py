@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from surecast.columns.batch import Batch
-from surecast.columns.rules import is_end
-from surecast.columns.schema import read_schema
+from surecast.columns.column import TYPED
+from surecast.columns.rules import is_end, schema_after
+from surecast.columns.schema import extends, read_schema
 from surecast.core.endpoint import Ended, Lost
 from surecast.core.streams import StreamInfo
 from surecast.endpoint.readers import Reader
@@ -53,6 +54,7 @@ class StreamProgress:
         "start_ns",
         "stop",
         "stream",
+        "unnamed",
     )
 
     def __init__(
@@ -70,7 +72,9 @@ class StreamProgress:
         # A new string object. All events of this stream have this object as `stream`, which
         # distinguishes them from events of a deleted stream of the same name (by identity).
         self.name = f"{info.name}."[:-1]
+        # The schema after the last event that was taken out of the buffer, or a later one.
         self.schema = read_schema(info.schema) if info.schema else None
+        self.unnamed = False  # columns that `schema` lacks are left out: no server knows them
         self.reader = reader
         self.next = start  # the first position that was not received
         # The first position that is not processed. The user has got everything below it, and has
@@ -108,6 +112,24 @@ class StreamProgress:
             batch = batch.slice(self.next, end)
         self.next = end
         return self.wanted(batch) if self.not_before_ns else batch
+
+    def apply(self, config: Batch) -> None:
+        """Apply a CONFIG event, which may change the schema."""
+        if self.schema is not None:
+            self.take_schema(schema_after(self.schema.text, config))
+
+    def take_schema(self, schema: str) -> None:
+        """Use this schema from now on, if it extends the one before."""
+        if self.schema is not None and schema != self.schema.text:
+            if extends(schema, self.schema.text):
+                self.schema = read_schema(schema)
+
+    def lacks(self, batch: Batch) -> bool:
+        """Whether a batch has columns that the schema lacks: it was changed before the first event
+        that is read. Then the region must be asked."""
+        if not batch.schema_id & TYPED or self.schema is None or self.unnamed:
+            return False
+        return len(batch.columns_id[1]) > len(self.schema.types.code)
 
     def _look_for_stop(self, batch: Batch) -> None:
         """If the batch has events at or after `before_ns`, set `stop` to the position of the first

@@ -138,7 +138,8 @@ class Subscription:
     def batches(self, *, voids: bool | None = None) -> AsyncIterator[pa.RecordBatch]:
         """Iterates over whole batches, as `pyarrow.RecordBatch` with the columns stream, seq, key,
         value, tag and timestamp. If the stream has a schema, a column `attributes` follows: a
-        struct of the typed columns. Keys, values and attributes are not copied.
+        struct of the typed columns. Keys, values and attributes are not copied. If the schema is
+        changed while the stream is read, the struct of later batches has more fields.
 
             async for batch in stream.subscribe(start=1).batches():
                 total += pc.sum(pc.binary_length(batch.column("value"))).as_py()
@@ -170,7 +171,7 @@ class Subscription:
             progress, item = taken
             if isinstance(item, Lost):
                 raise EventsLost(progress.name, item.lo, item.hi, item.why)
-            table = convert(item, progress.name, progress.schema)
+            table = convert(item, progress.name, progress.schema)  # the schema up to this batch
             if table is not None:
                 if buffer.named:
                     table = table.replace_schema_metadata({_STREAM_ID: progress.stream})

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import length_hint
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -92,6 +92,8 @@ class SubscriptionBuffer:
         # The batch or lost range that the user is processing: its stream, and its end.
         self.current: tuple[StreamProgress, int] | None = None
         self.consumer: object = None  # the reading task, or with `surecast.sync` its thread
+        # Asks the region for the schema of a stream; `learned` is called when it is known.
+        self.learn: Callable[[StreamProgress], None] = lambda progress: None
         self.label = ""  # the name or pattern of the subscription, for error messages
         self.nbytes = 0  # size of all items in the inbox
         self.paused = False  # whether no stream is followed until the buffer is half empty
@@ -263,18 +265,33 @@ class SubscriptionBuffer:
             self._turn_rows = 0
             await asyncio.sleep(0)  # yield to other tasks even if the buffer never runs empty
         self._leave_ended()
-        while not self._inbox or self._failure is not None:
+        while not self._has_item() or self._failure is not None:
             if self._failure is not None:
                 raise type(self._failure)(*self._failure.args)
             if self._closed:
                 return None
-            if self._complete and not self._unfinished:
+            if self._complete and not self._unfinished and not self._inbox:
                 await self._store_positions(deadline)
                 return None
             self._turn_rows = 0
             await self._wait(deadline)
             self._leave_ended()
         return self._take_out()
+
+    def _has_item(self) -> bool:
+        """Whether the first item can be taken out. If not all of its columns are known, ask for the
+        stream's schema."""
+        if not self._inbox:
+            return False
+        progress, item = self._inbox[0]
+        if isinstance(item, Batch) and progress.lacks(item):
+            self.learn(progress)
+            return False
+        return True
+
+    def learned(self) -> None:
+        """Called when the schema of a stream is known."""
+        self._wake()
 
     async def _wait(self, deadline: Deadline | None) -> None:
         """Wait for `_wake`; raises TimedOut after the deadline."""
@@ -328,6 +345,8 @@ class SubscriptionBuffer:
                 self._count(progress, item)
             if item.kind == CONFIG and is_end(item):
                 self._leave_deleted(progress, item.time_ns)
+            elif item.kind == CONFIG:
+                progress.apply(item)
         if self.paused and self.nbytes <= self.options.buffer_bytes_max // 2:
             self._resume()
         return progress, item
@@ -401,8 +420,10 @@ class SubscriptionBuffer:
             progress, item = taken
             events = self._events_of(progress, item)
             while len(events) < ROWS_JOINED and self._inbox and self._inbox[0][0] is progress:
-                if self._inbox[0][1] is None:  # the stream has ended
-                    break
+                if (
+                    self._inbox[0][1] is None or not self._has_item()
+                ):  # the stream has ended, or ...
+                    break  # ... its schema was changed
                 events += self._events_of(*self._take_out())
         self._events = events
         self.rows = iter(events)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from surecast.client.cursor import Cursor
 from surecast.client.rules import check_position, ns_of, shown
-from surecast.client.stream_progress import NEVER
+from surecast.client.stream_progress import NEVER, StreamProgress
 from surecast.client.subscription_buffer import SubscriptionBuffer
 from surecast.core.endpoint import Delivery, WhereIs, WhichStreams
 from surecast.core.names import is_name
@@ -57,6 +57,8 @@ Stop = Literal["latest"] | int | datetime
 _NOW = -1  # as the time of a WhereIs query: the answer is the end of the stream
 # While waiting for a time, the wall clock is read at least this often, because it may be set.
 CLOCK_S: Final = 60.0
+ASK_AGAIN_S: Final = 0.05  # between two questions for the schema of a stream
+UNLISTED_MAX: Final = 20  # after so many answers without the stream, its schema is given up
 
 
 def check_start(start: Start) -> None:
@@ -157,6 +159,9 @@ class SubscriptionTask:
             self._options, spec.voids, spec.name is not None, spec.manual, spec.info is not None
         )
         self.buffer.label = spec.pattern
+        self.buffer.learn = self._learn
+        # By stream: the task that asks for its schema.
+        self._learning: dict[LogId, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
         self._complete = False  # whether all streams that existed at the beginning are known
         self._matched = False  # whether any stream has matched so far
@@ -470,6 +475,37 @@ class SubscriptionTask:
                 cursor.begin()
             await cursor.stored_at_least(cursor.all_positions())
 
+    # ------------------------------------------------------------ changes of schemas
+
+    def _learn(self, progress: StreamProgress) -> None:
+        """Ask the region for the schema of a stream, in the background."""
+        if progress.stream not in self._learning:
+            task = self._loop.create_task(self._ask_schema(progress))
+            self._learning[progress.stream] = task
+
+    async def _ask_schema(self, progress: StreamProgress) -> None:
+        """Ask until the answer extends the schema that is known. The server that answers may have
+        indexed less than the one that sent the events. It may also have deleted the stream: then
+        the names of the columns, whose events are obsolete, are not known any more."""
+        known, missing = progress.schema, 0
+        try:
+            while progress.schema is known:
+                info = await self._endpoint.current(progress.stream, progress.name)
+                missing = 0 if info is not None else missing + 1
+                if info is not None:
+                    progress.take_schema(info.schema)
+                elif missing >= UNLISTED_MAX:
+                    log.warning("the schema of %r is not known any more", progress.name)
+                    progress.unnamed = True
+                    break
+                if progress.schema is known:
+                    await asyncio.sleep(ASK_AGAIN_S)
+        except SurecastError as problem:
+            self.buffer.fail(problem)
+        finally:
+            del self._learning[progress.stream]
+            self.buffer.learned()
+
     # ------------------------------------------------------------ the end
 
     async def close(self, why: SurecastError | None = None, by: object = None) -> None:
@@ -506,7 +542,7 @@ class SubscriptionTask:
 
     async def _stop_beginning(self) -> None:
         """Cancel the tasks that find and follow streams."""
-        tasks = [self._beginning, *self._joining.values()]
+        tasks = [self._beginning, *self._joining.values(), *self._learning.values()]
         if self._stopping is not None:
             tasks.append(self._stopping)
         for task in tasks:

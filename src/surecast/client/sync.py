@@ -414,6 +414,10 @@ class Stream:
         inner = self._loop.call(work())
         return Stream(inner, SoonBuffer(inner._outbox, self._loop), self._loop)
 
+    def change(self, *, schema: pa.Schema | str, timeout: Timeout = None) -> int | None:
+        """Add fields to the stream's schema; see `surecast.Stream.change`."""
+        return self._loop.call(self._inner.change(schema=schema, timeout=timeout))
+
     def collect(self, which: Predicate, *, timeout: Timeout = None) -> int:
         """Declare events obsolete; see `surecast.Stream.collect`."""
         return self._loop.call(self._inner.collect(which, timeout=timeout))

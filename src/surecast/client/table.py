@@ -25,7 +25,7 @@ SMALL_MAX: Final = 256  # this number of small batches is joined into one
 
 async def read_table(buffer: SubscriptionBuffer, schema: Schema | None = None) -> pa.Table:
     """All events of a subscription with a stop to one stream, in one table. `schema` is the
-    stream's.
+    stream's. If it is changed while the stream is read, the table has the last one.
 
     Raises UsageError if the table gets larger than `ClientOptions.read_bytes_max`, and EventsLost
     if events were lost.
@@ -37,7 +37,7 @@ async def read_table(buffer: SubscriptionBuffer, schema: Schema | None = None) -
         progress, item = taken
         if isinstance(item, Lost):
             raise EventsLost(progress.name, item.lo, item.hi, item.why)
-        batch = convert(item, progress.name, schema)
+        batch = convert(item, progress.name, progress.schema)
         if batch is None:  # it has no events
             continue
         batches.add(batch)
@@ -52,7 +52,8 @@ async def read_table(buffer: SubscriptionBuffer, schema: Schema | None = None) -
 
 
 class _Batches:
-    """Record batches in order, of which small ones are joined."""
+    """Record batches in order, of which small ones are joined. The schema of each extends that of
+    the batches before it."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
@@ -62,6 +63,9 @@ class _Batches:
 
     def add(self, batch: pa.RecordBatch) -> None:
         self.nbytes += batch.nbytes
+        if batch.schema is not self.schema and batch.schema != self.schema:
+            self._join()
+            self.schema = batch.schema
         if batch.num_rows < LARGE_ROWS:
             self._small.append(batch)
             if len(self._small) >= SMALL_MAX:
@@ -80,4 +84,17 @@ class _Batches:
 
     def table(self) -> pa.Table:
         self._join()
-        return pa.Table.from_batches(self._done, self.schema)
+        return pa.Table.from_batches([_extended(b, self.schema) for b in self._done], self.schema)
+
+
+def _extended(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with this schema: the attributes that it lacks are null."""
+    if batch.schema == schema:
+        return batch
+    at = schema.get_field_index("attributes")
+    struct, fields = batch.column(at), list(schema.field(at).type)
+    arrays = [struct.field(index) for index in range(struct.type.num_fields)]
+    arrays += [pa.nulls(batch.num_rows, field.type) for field in fields[len(arrays) :]]
+    columns = batch.columns
+    columns[at] = pa.StructArray.from_arrays(arrays, fields=fields, mask=struct.is_null())
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

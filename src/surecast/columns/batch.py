@@ -75,7 +75,7 @@ NO_PUBLISHER: Final = bytes(16)  # for a batch that the region has made, or join
 # Kinds, which are also the frame types of the header.
 DATA: Final = 1
 COLLECT: Final = 2  # a GC event, which makes other events void: one row, an encoded `Collect`
-CONFIG: Final = 3  # one row whose value is an encoded retention policy or End; never void
+CONFIG: Final = 3  # one row: an encoded retention policy, schema or End (rules.py); never void
 VOID: Final = 4  # a range of void positions, without rows
 CONTROL: Final = 16  # a control message of the wire, not a batch
 

@@ -1,12 +1,12 @@
 """Retention: which positions of a stream are void (their events are obsolete), and why.
 
 Three kinds of events in the stream itself make positions void, by the rules in rules.py: a CONFIG
-event sets the stream's retention policy, a COLLECT event (*GC event*) collects the events that
-match a predicate, and under LatestPerKey an event supersedes the previous one with its key. Every
-replica feeds the committed batches of a stream, in order, to its own RetentionIndex, and all
-replicas compute the same void positions. The result does not depend on clocks, on when a replica
-joined, on how events were divided into batches, or on whether batches were compacted before they
-were fed.
+event sets the stream's retention policy (or its schema, which makes no position void), a COLLECT
+event (*GC event*) collects the events that match a predicate, and under LatestPerKey an event
+supersedes the previous one with its key. Every replica feeds the committed batches of a stream, in
+order, to its own RetentionIndex, and all replicas compute the same void positions. The result does
+not depend on clocks, on when a replica joined, on how events were divided into batches, or on
+whether batches were compacted before they were fed.
 
 The rules:
 - A GC event can make only positions below its own position void. The same holds for an event under
@@ -69,6 +69,7 @@ from surecast.columns.rules import (
     KeyIs,
     KeyPrefix,
     LatestPerKey,
+    NewSchema,
     Policy,
     Predicate,
     TagIs,
@@ -93,6 +94,7 @@ __all__ = [
     "KeyIs",
     "KeyPrefix",
     "LatestPerKey",
+    "NewSchema",
     "Policy",
     "Predicate",
     "RetentionIndex",
@@ -197,7 +199,7 @@ class RetentionIndex:
             config = decode_config(_value(batch))
             if isinstance(config, End):
                 self._end_stream()
-            else:
+            elif not isinstance(config, NewSchema):
                 self._configure(config, read)
         self.end = hi
         if isinstance(self.policy, KeepLast):

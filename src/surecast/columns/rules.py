@@ -2,8 +2,9 @@
 
 This module defines and encodes them; retention.py applies them to a stream. A stream gets its first
 policy from the request that creates it. The value of a CONFIG event is a new policy (servers accept
-it, but no call of the client publishes one), or `End`, which deletes the stream. A predicate is in
-the value of a COLLECT event (*GC event*), which makes the matching events before it void.
+it, but no call of the client publishes one), a `NewSchema`, or `End`, which deletes the stream. A
+predicate is in the value of a COLLECT event (*GC event*), which makes the matching events before it
+void.
 """
 
 from __future__ import annotations
@@ -13,18 +14,22 @@ from typing import Any, Final
 import msgspec
 
 from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, EXPIRED, Batch
+from surecast.columns.schema import extends
 from surecast.errors import PeerError, UsageError
 
 __all__ = [
     "BeforeSeq",
     "BeforeTime",
     "Collect",
+    "Config",
+    "End",
     "KeepAll",
     "KeepFor",
     "KeepLast",
     "KeyIs",
     "KeyPrefix",
     "LatestPerKey",
+    "NewSchema",
     "Policy",
     "Predicate",
     "TagIs",
@@ -35,6 +40,9 @@ __all__ = [
     "decode_config",
     "encode_collect",
     "encode_policy",
+    "is_end",
+    "schema_after",
+    "schema_in",
 ]
 
 _NUMBER_MAX: Final = (1 << 62) - 1  # the largest number in a policy or predicate
@@ -111,6 +119,14 @@ class End(msgspec.Struct, frozen=True, tag="end", forbid_unknown_fields=True):
     stream: it makes every event before it void, and no position after it is assigned."""
 
 
+class NewSchema(msgspec.Struct, frozen=True, tag="schema", forbid_unknown_fields=True):
+    """The value of the CONFIG event that changes the stream's schema: events after it may have the
+    columns of this one. It makes no event void."""
+
+    schema: str  # canonical text (schema.py), which extends the schema before
+
+
+Config = Policy | End | NewSchema
 Predicate = BeforeSeq | BeforeTime | KeyIs | KeyPrefix | TagIs
 
 
@@ -122,11 +138,11 @@ class Collect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_config_decoder = msgspec.msgpack.Decoder(Policy | End)
+_config_decoder = msgspec.msgpack.Decoder(Config)
 _collect_decoder = msgspec.msgpack.Decoder(Collect)
 
 
-def encode_policy(policy: Policy | End) -> bytes:
+def encode_policy(policy: Config) -> bytes:
     """The value of a CONFIG event."""
     return _encoder.encode(policy)
 
@@ -135,9 +151,10 @@ def encode_collect(collect: Collect) -> bytes:
     return _encoder.encode(collect)
 
 
-def decode_config(data: bytes | memoryview) -> Policy | End:
-    """The policy or End in a CONFIG event's value; PeerError if it is not valid."""
-    policy: Policy | End = _decode(_config_decoder, data)
+def decode_config(data: bytes | memoryview) -> Config:
+    """What a CONFIG event's value sets; PeerError if it is not valid. A schema is not read here: it
+    may be one of a later version."""
+    policy: Config = _decode(_config_decoder, data)
     if not _fits(policy, 1):
         raise PeerError(f"retention out of range: {policy}")
     return policy
@@ -163,7 +180,7 @@ def check_predicate(predicate: Predicate) -> None:
         raise UsageError(f"{type(predicate).__name__} takes a number from 0 to {_NUMBER_MAX:,}")
 
 
-def _fits(rule: Policy | Predicate | End, least: int) -> bool:
+def _fits(rule: Config | Predicate, least: int) -> bool:
     """Whether the number in a rule, if it has one, is from `least` to _NUMBER_MAX."""
     match rule:
         case KeepLast(number) | KeepFor(number) | BeforeSeq(number) | BeforeTime(number):
@@ -197,3 +214,21 @@ def is_end(batch: Batch) -> bool:
 
 
 _END = encode_policy(End())
+
+
+def schema_in(batch: Batch) -> str:
+    """The schema that a batch sets; "" if it sets none."""
+    if batch.kind != CONFIG:
+        return ""
+    try:
+        config = decode_config(batch.values().data.tobytes())
+    except PeerError:
+        return ""
+    return config.schema if isinstance(config, NewSchema) else ""
+
+
+def schema_after(schema: str, batch: Batch) -> str:
+    """The schema of a stream after a batch, given the schema before it. A change that does not
+    extend the schema has no effect, for any reader; the head of the owner accepts none."""
+    changed = schema_in(batch)
+    return changed if changed and extends(changed, schema) else schema

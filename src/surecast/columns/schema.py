@@ -5,6 +5,9 @@
 Types: bool, int8, int16, int32, int64, float32, float64, string, binary, timestamp (microseconds,
 in UTC; or timestamp(s), (ms), (us), (ns)), date, decimal(precision, scale), list(type). A field may
 be null unless it is declared `not null`.
+
+A stream's schema can be *changed*: nullable fields are added at its end, and nothing else. So the
+columns of a batch are the first columns of every later schema, and are null in the others.
 """
 
 from __future__ import annotations
@@ -27,7 +30,15 @@ from surecast.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Schema", "parse_schema", "read_schema", "schema_of", "schema_text"]
+__all__ = [
+    "Schema",
+    "difference",
+    "extends",
+    "parse_schema",
+    "read_schema",
+    "schema_of",
+    "schema_text",
+]
 
 # Names that fields must not have: events and their form in JSON use them.
 RESERVED: Final = (
@@ -120,6 +131,48 @@ def read_schema(text: str) -> Schema:
     names = tuple(name for name, _ in fields)
     _check_names(names)  # `types_of` would raise PeerError for too many
     return Schema(names, types_of(b"".join(code for _, code in fields)))
+
+
+def difference(earlier: Schema, later: Schema) -> str:
+    """Why a stream of the schema `earlier` cannot be changed to `later`: what is wrong with which
+    field. "" if it can: `later` has further fields at its end, which may be null, or is equal."""
+    before, after = _fields(earlier), _fields(later)
+    for at, (name, (kind, nullable)) in enumerate(before.items()):
+        if name not in after:
+            return f"the field {name!r} is missing: fields cannot be removed or renamed"
+        new_kind, new_nullable = after[name]
+        if new_kind != kind:
+            return f"the field {name!r} is {kind}, and cannot become {new_kind}"
+        if new_nullable != nullable:
+            if new_nullable:
+                return f"the field {name!r} is not null, and cannot become nullable"
+            return f"the field {name!r} may be null, and cannot become not null"
+        if later.names[at] != name:
+            return f"the field {name!r} has another place: new fields follow the existing ones"
+    for name in later.names[len(earlier.names) :]:
+        if not after[name][1]:
+            return (
+                f"the new field {name!r} is not null: earlier events have no value for it, so new "
+                "fields may be null"
+            )
+    return ""
+
+
+def _fields(schema: Schema) -> dict[str, tuple[str, bool]]:
+    """By name: the type as text, and whether the field may be null."""
+    nodes = zip(schema.names, schema.type_names, schema.types.nodes, strict=True)
+    return {name: (kind, node.nullable) for name, kind, node in nodes}
+
+
+def extends(later: str, earlier: str) -> bool:
+    """Whether a stream with the schema `earlier` may be changed to `later`, or they are equal. Both
+    are texts, which may come from a peer or a later version; "" is no schema."""
+    if later == earlier:
+        return True
+    try:
+        return bool(earlier) and not difference(read_schema(earlier), read_schema(later))
+    except UsageError:
+        return False
 
 
 def schema_of(schema: pa.Schema) -> Schema:

@@ -272,6 +272,10 @@ class Failed(msgspec.Struct, gc=False):
     quarantined: the stream's log cannot be indexed.
     deleted: the stream was deleted.
     too-many-deleted: the stream cannot be deleted, because the limit of deleted streams is reached.
+    unknown-columns: the batch has more columns than the stream's schema.
+    unchanged, schema-differs, bad-spec, no-schemas: a change of the schema is not made, because
+    the stream has this schema already, or has another one that it does not extend, or the schema is
+    too long, or a server cannot read typed bodies.
     owner-unreachable: the stream's owner could not be reached; it is not known whether it had
     accepted the batch before.
     history-lost: the region has lost events that it had acknowledged, by an operator's decision.

@@ -73,7 +73,8 @@ class StreamSpec(msgspec.Struct, gc=False, array_like=True, frozen=True):
 
 
 class StreamInfo(msgspec.Struct, gc=False, array_like=True, frozen=True):
-    """An entry of the directory of streams. It is fixed when the stream is created."""
+    """An entry of the directory of streams. It is fixed when the stream is created, except that
+    events in the stream may change the schema (`columns.rules.NewSchema`)."""
 
     stream_id: bytes
     name: str
@@ -83,7 +84,9 @@ class StreamInfo(msgspec.Struct, gc=False, array_like=True, frozen=True):
     # empty: there was none.
     replaces: bytes = b""
     delivery: str = DEFAULT_DELIVERY
-    schema: str = ""  # this and `options` as in StreamSpec
+    # This and `options` as in StreamSpec. What clients are sent has the current schema; the
+    # directory, and what regions send each other, has the one that the stream was created with.
+    schema: str = ""
     options: tuple[tuple[str, str], ...] = ()
 
 
@@ -278,7 +281,8 @@ class StreamState(Protocol):
     """One stream at this replica. Layers above read it and never change it."""
 
     @property
-    def info(self) -> StreamInfo: ...
+    def info(self) -> StreamInfo:
+        """The entry of the directory, with the schema after all events that are indexed here."""
 
     @property
     def end(self) -> int:
@@ -318,6 +322,10 @@ class Streams(Protocol):
 
     def named(self, name: str) -> StreamInfo | None:
         """The stream of that name in the directory, if it is not deleted."""
+
+    def may_read(self, peer: Peer, stream: LogId) -> bool:
+        """Whether a connected peer can read the frames of a stream. A node of an earlier version
+        cannot read those of a stream with a schema: such events must not be sent to it."""
 
     def is_listed(self, stream: LogId) -> bool:
         """Whether a stream is in the directory."""

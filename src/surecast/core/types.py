@@ -32,7 +32,7 @@ saves that state as empty.
 
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import msgspec
 
@@ -89,6 +89,17 @@ def protocol_of(kind: type[Message]) -> str:
 def protocols_of(kinds: Iterable[type[Message]]) -> tuple[str, ...]:
     """The protocols of these types of messages, sorted."""
     return tuple(sorted({protocol_of(kind) for kind in kinds} - {""}))
+
+
+# Listed in HELLO by nodes that read typed bodies, and changes of a schema. Nodes of earlier
+# versions refuse such frames and close the connection, so they are never sent any.
+TYPED_BODIES: Final = "typed"
+
+
+def listed(kinds: Iterable[type[Message]]) -> tuple[str, ...]:
+    """What a node of this version lists in HELLO (`PeerUp.speaks`) if its machine receives messages
+    of these types: their protocols, and what it supports in addition."""
+    return (*protocols_of(kinds), TYPED_BODIES)
 
 
 class Enclosed:
@@ -158,8 +169,9 @@ class EndOfPass(Input):
 class PeerUp(Input):
     """A session with `peer` is established.
 
-    `speaks` are the protocols that the peer supports; messages of other protocols to it are
-    dropped. If it is empty, the peer has sent no list, and nothing is dropped.
+    `speaks` are the protocols that the peer supports, and what `listed` adds to them; messages of
+    other protocols to it are dropped. If it is empty, the peer has sent no list, and nothing is
+    dropped.
     """
 
     peer: Peer
@@ -427,6 +439,7 @@ __all__ = [
     "Token",
     "Truncate",
     "Writable",
+    "listed",
     "protocol_of",
     "protocols_of",
     "tag_of",

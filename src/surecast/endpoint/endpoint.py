@@ -14,19 +14,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from surecast import registry
-from surecast.columns.rules import KeepAll
-from surecast.columns.schema import read_schema
-from surecast.core.endpoint import Delivery, Place
+from surecast.columns.batch import CONFIG, Batch
+from surecast.columns.rules import KeepAll, NewSchema, encode_policy
+from surecast.columns.schema import extends, read_schema
+from surecast.core.endpoint import Acked, Delivery, Failed, Place, WhichStreams
 from surecast.core.streams import StreamInfo, StreamSpec
 from surecast.core.types import SECOND, LogId
 from surecast.endpoint.attributes import writer_of
 from surecast.endpoint.control import Control
 from surecast.endpoint.error_messages import (
+    change_error,
+    check_change,
     not_supported,
     open_error,
+    subscription_error,
     unknown_delivery,
     unknown_schema,
 )
@@ -40,6 +46,10 @@ from surecast.runtime.addresses import Address
 __all__ = ["BatchFutures", "Endpoint", "acknowledged", "send", "send_all"]
 
 log = logging.getLogger("surecast.client")
+
+# How long a change of a schema waits until this region knows it, which the owner has acknowledged.
+KNOWN_S: Final = 5.0
+ASK_AGAIN_S: Final = 0.05
 
 
 class Endpoint:
@@ -180,12 +190,15 @@ class Endpoint:
             raise not_supported(call, delivery)
 
     def outbox(self, info: StreamInfo) -> Outbox:
-        """The outbox of a stream; created with the first call."""
+        """The outbox of a stream; created with the first call. It publishes by the newest schema
+        that this program has seen."""
         outbox = self.outboxes.get(info.stream_id)
-        if outbox is None:
-            writer = writer_of(info.schema)
+        writer = writer_of(info.schema)
+        if outbox is None or (outbox.is_outdated and not outbox.unacknowledged):
             outbox = Outbox(info.name, info.stream_id, self.control, self.options, writer=writer)
             self.outboxes[info.stream_id] = outbox
+        elif writer is not None:
+            outbox.take_schema(writer)
         return outbox
 
     def named_outbox(self, info: StreamInfo, publisher: bytes, pub_no: int) -> Outbox:
@@ -204,6 +217,77 @@ class Endpoint:
         outbox = Outbox(info.name, info.stream_id, self.control, self.options, named, writer)
         self.outboxes[info.stream_id, publisher] = outbox
         return outbox
+
+    # ------------------------------------------------------------ streams
+
+    async def matching(self, pattern: str) -> list[tuple[StreamInfo, int]]:
+        """The streams of the region that match, each with its end."""
+        found: dict[LogId, tuple[StreamInfo, int]] = {}
+        complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def on_answer(answer: Any) -> None:
+            if complete.done():
+                return
+            if isinstance(answer, Exception):
+                complete.set_exception(answer)
+            elif answer.why:
+                complete.set_exception(subscription_error(pattern, answer.why))
+            else:
+                for info, end in zip(answer.infos, answer.ends, strict=True):
+                    found[info.stream_id] = info, end
+                if answer.complete:
+                    complete.set_result(None)
+
+        token = self.control.watch(WhichStreams(pattern), on_answer)
+        try:
+            await complete
+        finally:
+            self.control.drop(token)
+        return list(found.values())
+
+    async def current(self, stream: LogId, name: str) -> StreamInfo | None:
+        """What the region knows of a stream now; None if it knows no such stream."""
+        infos = (info for info, _ in await self.matching(name))
+        return next((info for info in infos if info.stream_id == stream), None)
+
+    async def change(self, info: StreamInfo, schema: str) -> int | None:
+        """Change the schema of a stream; returns the position of the change, or None if the stream
+        has this schema already. Returns when this region knows it, or after KNOWN_S.
+
+        The change is published by a publisher of its own, so that a refusal does not affect events
+        that the program publishes meanwhile.
+        """
+        known = await self.current(info.stream_id, info.name) or info
+        if known.schema == schema:
+            return None
+        check_change(known, schema)
+        result = await self._publish_change(info, schema)
+        why = result.why if isinstance(result, Failed) else ""
+        if why not in ("", "unchanged", "schema-differs"):
+            raise change_error(info.name, why)
+        for _ in range(round(KNOWN_S / ASK_AGAIN_S)):
+            known = await self.current(info.stream_id, info.name) or info
+            if why == "schema-differs":
+                check_change(known, schema)  # raises once the region knows the owner's schema
+            elif extends(known.schema, schema):
+                break
+            await asyncio.sleep(ASK_AGAIN_S)
+        if why == "schema-differs":
+            raise change_error(info.name, why)
+        return result.seq if isinstance(result, Acked) else None
+
+    async def _publish_change(self, info: StreamInfo, schema: str) -> Acked | Failed:
+        publisher = time.time_ns().to_bytes(8, "big") + secrets.token_bytes(8)
+        value = encode_policy(NewSchema(schema))
+        batch = Batch.of(info.stream_id, [value], kind=CONFIG).numbered(publisher, 1)
+        ended: asyncio.Future[Acked | Failed] = asyncio.get_running_loop().create_future()
+
+        def on_result(result: Acked | Failed) -> None:
+            if not ended.done():
+                ended.set_result(result)
+
+        self.control.offer(info.stream_id, batch, on_result)
+        return await ended
 
     def acknowledged_end(self, stream: LogId) -> int:
         """The position after the last event of a stream that was acknowledged to this program."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from surecast.columns.schema import difference, extends, read_schema
 from surecast.core.endpoint import Delivery, Opened
 from surecast.core.policies import show_policy
 from surecast.core.streams import StreamInfo, StreamSpec
@@ -27,6 +28,8 @@ from surecast.errors import (
 
 __all__ = [
     "bad_name",
+    "change_error",
+    "check_change",
     "encode_hint",
     "not_supported",
     "open_error",
@@ -38,14 +41,16 @@ __all__ = [
 
 # Refusals of a publish: the message for each code, which follows the name of the stream.
 _PUBLISH: Final = {
-    "bad-event": "the stream refuses this event or collect(). Events must have exactly the columns "
-    "of the stream's schema, if it has one; tag_is needs a stream that keeps all events",
+    "bad-event": "the stream refuses this event or collect(). Events must have the columns of the "
+    "stream's schema, if it has one; tag_is needs a stream that keeps all events",
     "mismatch": "the region has another batch with the same publisher and number. Nothing was "
     "published; this is a bug: please report it, and publish again with a new client",
     "expired": "the region has forgotten this publisher, because it was silent for too long. Its "
     "unacknowledged events may have been published: check the stream, then publish again",
     "quarantined": "the stream's log is damaged in its region. Its operator must repair it; "
     "`surecast status` shows where",
+    "unknown-columns": "the region has lost the change of the stream's schema that added the "
+    "columns of these events. Open the stream again with client.stream(...)",
     "unknown-stream": "the stream does not exist any more. Open it again with client.stream(...)",
     "too-many-deleted": "the region keeps the ids of deleted streams, and has reached the limit "
     "(streams.deleted_max). Raise the limit, or keep the stream and collect its events",
@@ -115,6 +120,11 @@ def open_error(opened: Opened, spec: StreamSpec) -> SurecastError:
                 f"some servers of the region do not know the delivery of {name!r}: upgrade them, "
                 "then create the stream"
             )
+        case "no-schemas":
+            return NotSupported(
+                f"some servers have an earlier version, which does not support schemas: upgrade "
+                f"them, then create {name!r}"
+            )
         case "other-region":
             return NotSupported(
                 f"{name!r} belongs to another region ([owners]), and its delivery does not reach "
@@ -141,12 +151,69 @@ def _mismatch(name: str, info: StreamInfo | None, spec: StreamSpec) -> StreamCon
             what, has, requested = "schema", repr(info.schema), repr(spec.schema)
             if not info.schema:
                 has = "None (it was created without one)"
+            elif extends(spec.schema, info.schema):
+                return StreamConfigMismatch(
+                    f"stream {name!r} has schema={has}, and the requested {requested} has more "
+                    "fields: add them with `await stream.change(schema=...)` (or `surecast change "
+                    f"{name} --schema ...`), then open it"
+                )
+            elif why := _why_not(info.schema, spec.schema):
+                has += f" ({why})"
         elif spec.options not in ((), info.options):
             what, has, requested = "options", str(dict(info.options)), str(dict(spec.options))
     return StreamConfigMismatch(
         f"stream {name!r} has {what}={has}, but {requested} was requested. Open it without {what}= "
         "to use it as it is, or use another name: these are fixed when a stream is created"
     )
+
+
+def _why_not(has: str, requested: str) -> str:
+    """How a requested schema differs from that of the stream; "" if one of them cannot be read."""
+    try:
+        return difference(read_schema(has), read_schema(requested))
+    except UsageError:
+        return ""
+
+
+def check_change(info: StreamInfo, schema: str) -> None:
+    """Raise StreamConfigMismatch if the schema of a stream cannot be changed to this one."""
+    name = info.name
+    if not info.schema:
+        raise StreamConfigMismatch(
+            f"stream {name!r} was created without a schema, and cannot get one: create another "
+            "stream, with schema="
+        )
+    if problem := difference(read_schema(info.schema), read_schema(schema)):
+        raise StreamConfigMismatch(
+            f"the schema of {name!r} cannot be changed: {problem}. A change adds nullable fields "
+            f"at the end of the current schema, {info.schema!r}"
+        )
+
+
+def change_error(name: str, why: str) -> SurecastError:
+    """The error for a change of a schema that was refused with the code `why`."""
+    match why:
+        case "schema-differs":
+            return StreamConfigMismatch(
+                f"the schema of {name!r} was changed by another client at the same time, and the "
+                "requested one does not extend it: `surecast streams` shows it when it arrives here"
+            )
+        case "bad-spec":
+            return UsageError(
+                f"the schema of {name!r} would be too long: with the options it may have about "
+                "4,000 characters"
+            )
+        case "no-schemas":
+            return NotSupported(
+                "some servers of the region that owns the stream have an earlier version, which "
+                f"does not support schemas: upgrade them, then change the schema of {name!r}"
+            )
+        case "bad-event":
+            return NotSupported(
+                f"the region that owns {name!r} has a version that cannot change schemas: upgrade "
+                "its servers"
+            )
+    return publish_error(name, why)
 
 
 def not_supported(call: str, delivery: Delivery) -> NotSupported:

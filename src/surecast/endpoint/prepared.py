@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from surecast.columns.batch import Batch
+from surecast.columns.schema import extends
 from surecast.core.types import LogId
-from surecast.endpoint.attributes import RowWriter, TypedRow
+from surecast.endpoint.attributes import RowWriter, TypedRow, writer_of
 from surecast.endpoint.error_messages import encode_hint
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.publishers import EVENT_OVERHEAD
@@ -111,8 +112,13 @@ def _batches_of_rows(
     typed = [
         row if type(row) is TypedRow else writer.row(row, number) for number, row in enumerate(rows)
     ]
+    if typed and typed[0].schema != writer.schema:
+        # The rows were checked before the schema was changed.
+        if not extends(writer.schema.text, typed[0].schema.text):
+            raise UsageError("the stream was replaced by one with another schema: publish again")
+        writer = writer_of(typed[0].schema.text) or writer
     if any(row.schema is not writer.schema and row.schema != writer.schema for row in typed):
-        raise UsageError("the stream was replaced by one with another schema: publish again")
+        raise UsageError("rows that were checked against several schemas: publish them separately")
     values = [row.value for row in typed]
     if any(row.key is not None for row in typed):
         if keys is not None:

@@ -30,6 +30,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from surecast.columns.batch import Batch
+from surecast.columns.schema import extends
 from surecast.core.endpoint import Acked, Failed
 from surecast.core.types import SECOND, LogId
 from surecast.core.wire import check_batch
@@ -139,6 +140,8 @@ class Outbox:
         self._errors = 0
         self._stopped = self._forked = False
         self._named = named
+        # The owner refuses the columns of `writer`: the region has lost the change that added them.
+        self.is_outdated = False
         self._failure = ""  # why a named outbox accepts nothing more; "": it accepts events
         call_on_fork(self)
 
@@ -199,6 +202,15 @@ class Outbox:
         return row._replace(
             key=row.key if key is None else key, tag=row.tag if tag is None else tag
         )
+
+    def take_schema(self, writer: RowWriter) -> None:
+        """Use the writer of a later schema from now on."""
+        if self.writer is None or writer.schema == self.writer.schema:
+            return
+        if extends(writer.schema.text, self.writer.schema.text):
+            self.seal()  # a batch has the columns of one schema
+            self.writer = writer
+            self._event_most = self.options.event_most(writer.overhead)
 
     def _on_fork(self) -> None:
         self._forked = True
@@ -296,7 +308,10 @@ class Outbox:
                 self._keys = [None] * len(self.values)
             self._keys.append(key)
         if fields is not None:
-            self._fields.append(fields)
+            assert self.writer is not None
+            # An event that waited for room may have been checked against an earlier schema.
+            added = len(self.writer.schema.names) - len(fields)
+            self._fields.append(fields + (None,) * added if added else fields)
         self.values.append(value)
         self._draft_bytes += size
 
@@ -408,6 +423,7 @@ class Outbox:
         else:
             if self._named is not None:
                 self._failure = self._failure or result.why
+            self.is_outdated = self.is_outdated or result.why == "unknown-columns"
             self._failed(sent, result.why)
         for mark in sent.marks:
             mark.one_ended()

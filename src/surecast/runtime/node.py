@@ -56,8 +56,8 @@ from surecast.core.types import (
     TimerKey,
     Truncate,
     Writable,
+    listed,
     protocol_of,
-    protocols_of,
 )
 from surecast.core.wire import Codec
 from surecast.errors import ConfigError, UsageError
@@ -203,7 +203,7 @@ class Node:
     def _begin(self, udp: socket.socket, start: Start) -> None:
         # Machines in tests may have no `messages`: then the Hello lists the protocols of all types.
         self._step = watched(self.machine, self.met) if self.validate else self.machine.step
-        self.speaks = protocols_of(getattr(self.machine, "messages", self.codec.types))
+        self.speaks = listed(getattr(self.machine, "messages", self.codec.types))
         self.sessions = Sessions(self, Random())
         self.datagrams = Datagrams(self, udp)
         self.timers = Timers(self.loop, self._fire)

@@ -47,7 +47,7 @@ from surecast.server.files import files_of
 from surecast.server.limited_log import LimitedLog
 from surecast.server.metrics import CONTENT_TYPE, Scrape
 from surecast.server.openapi import document
-from surecast.server.operations import CONFIRM, NDJSON, OPERATIONS, Deleted, Operation
+from surecast.server.operations import CONFIRM, NDJSON, OPERATIONS, Changed, Deleted, Operation
 from surecast.server.publishing import Publishing, check_content, spec_of
 from surecast.server.region import RegionServer
 from surecast.server.status import existing, look, not_ready, stream_named, streams
@@ -330,6 +330,19 @@ class Pages:
         if info is None:
             raise HTTPException(404, f"there is no stream {name!r} here; see /v1/streams")
         return _json(Deleted(name, await self.publishing.delete(info)))
+
+    async def change_schema(self, request: Request) -> Response:
+        self._need_replica()
+        name = request.path_params["name"]
+        info = self.server.streams.named(name)
+        if info is None:
+            raise HTTPException(404, f"there is no stream {name!r} here; see /v1/streams")
+        schema = spec_of(None, None, request.query_params.get("schema")).schema
+        if not schema:
+            raise HTTPException(
+                400, "?schema= is the whole new schema, such as `sym string, px float64`"
+            )
+        return _json(Changed(name, schema, await self.publishing.change(info, schema)))
 
     async def reset_subscription(self, request: Request) -> Response:
         self._need_replica()

@@ -85,6 +85,14 @@ class Deleted(msgspec.Struct):
     seq: int
 
 
+class Changed(msgspec.Struct):
+    """The schema of a stream. `seq` is the position of its change; null: it had this schema."""
+
+    stream: str
+    schema: str
+    seq: int | None
+
+
 class Alive(msgspec.Struct):
     status: str  # "alive"
 
@@ -95,7 +103,7 @@ class Done(msgspec.Struct):
 
 ANSWERS: Final = (
     Status, StreamList, StreamStatus, StreamFiles, Problem, Ready, Published, Alive, Done,
-    SubscriptionList, SubscriptionReset, Deleted,
+    SubscriptionList, SubscriptionReset, Deleted, Changed,
 )  # fmt: skip
 
 
@@ -221,6 +229,20 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "delete a stream and all its events, in every region",
         {200: Deleted, **_refused(400, 401, 403, 404, 501, 502, 503, 504)},
         "DELETE",
+    ),
+    Operation(
+        "/v1/streams/{name}/schema",
+        "change_schema",
+        "add fields to the schema of a stream, in every region",
+        {200: Changed, **_refused(400, 401, 403, 404, 409, 501, 502, 503, 504)},
+        "POST",
+        query=(
+            Parameter(
+                "schema",
+                "the whole new schema: the current one, followed by new fields that may be null",
+                required=True,
+            ),
+        ),
     ),
     Operation(
         "/v1/streams/{name}/events",

@@ -56,7 +56,7 @@ STATUS: list[tuple[type[SurecastError], int]] = [
 
 
 class Publishing:
-    """Publishes events and deletes streams. The endpoint is created for the first request."""
+    """Publishes events, changes and deletes streams. The endpoint is made for the first request."""
 
     def __init__(self, server: RegionServer) -> None:
         self.server = server
@@ -108,6 +108,12 @@ class Publishing:
             batch = Batch.of(outbox.stream, [encode_policy(End())], kind=CONFIG)
             ((seq, _),) = await send_all(outbox, [PreparedBatch(batch, batch.nbytes)])
             return seq
+
+    async def change(self, info: StreamInfo, schema: str) -> int | None:
+        """Change the schema of a stream; returns the position of the change, or None if the stream
+        has this schema already."""
+        async with self._answering():
+            return await (await self.connected()).change(info, schema)
 
     async def _outbox(self, name: str, spec: StreamSpec) -> Outbox:
         endpoint = await self.connected()

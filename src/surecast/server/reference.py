@@ -163,6 +163,12 @@ PATHS = (
         "position",
     ),
     (
+        "`POST /v1/streams/NAME/schema?schema=…`",
+        "change the schema in every region: the current one, followed by new fields that may be "
+        "null; anything else is refused (409). `seq` is the position of the change; null: the "
+        "stream has this schema already",
+    ),
+    (
         "`POST /v1/streams/NAME/events`",
         'publish: `application/x-ndjson` with a `{"key": …, "value": …}` per line, or the body '
         "as one event (`?key=`); answers with the positions once the events are acknowledged. A "

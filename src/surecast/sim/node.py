@@ -6,7 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from surecast.core.machine import Factory, NodeContext
-from surecast.core.types import Machine, TimerKey, protocols_of
+from surecast.core.types import Machine, TimerKey, listed
 from surecast.errors import UsageError
 from surecast.storage.memory import MemoryDisk
 
@@ -33,6 +33,7 @@ class Node(_HotNode):
         "factory",
         "inbox",
         "incarnation",
+        "lacks",
         "machine",
         "paths",
         "paused",
@@ -56,6 +57,7 @@ class Node(_HotNode):
         self.step: Callable[[int, Any], list[Any]] = _crashed  # the machine's, or a wrapper of it
         self.incarnation = 0  # number of starts so far
         self.speaks: tuple[str, ...] = ()  # the protocols that peers learn with PeerUp
+        self.lacks: frozenset[str] = frozenset()  # what it does not list, like an earlier version
         self.wall_base_ns = wall_ns  # wall clock = this + the world's clock
         self.paused = False
         self.busy = False  # computing, if there is a cost model (costs.py)
@@ -84,7 +86,9 @@ class Node(_HotNode):
         self.incarnation += 1
         self.machine = machine = self._make()
         self.step = machine.step
-        self.speaks = protocols_of(getattr(machine, "messages", ()))
+        messages = getattr(machine, "messages", None)
+        supported = () if messages is None else listed(messages)
+        self.speaks = tuple(name for name in supported if name not in self.lacks)
 
     def stop(self) -> None:
         self.machine = None

@@ -49,6 +49,9 @@ class Service:
     def end_event(self, stream: LogId) -> list[Batch]:
         return []
 
+    def may_read(self, _peer: str, _stream: LogId) -> bool:
+        return True
+
     def shown_end(self, stream: LogId) -> int:
         return self.ends.get(stream, 0)
 

@@ -168,6 +168,9 @@ class NakcastServer(HandlerMachine):
         if stream not in self.streams or not end:  # 0: the stream service does not know it
             self.counters["nakcast.unknown-stream"] += 1
             return  # without an answer, the reader joins again, here or at another replica
+        if not self.service.may_read(peer, stream):
+            self.counters["nakcast.reader-too-old"] += 1
+            return
         group = self.groups.get(stream)
         if group is None or peer not in group.followers:
             if self.followers >= config.followers_max:

@@ -36,6 +36,7 @@ from surecast.columns.retention import (
     KeyIs,
     KeyPrefix,
     LatestPerKey,
+    NewSchema,
     Policy,
     TagIs,
 )
@@ -361,7 +362,7 @@ class _Collectors:
                 before = policy
                 if isinstance(config, End):
                     self.ends.append(seq)
-                else:
+                elif not isinstance(config, NewSchema):
                     policy = config
                 if isinstance(policy, LatestPerKey) and not isinstance(before, LatestPerKey):
                     self.switches.append((seq, dict(newest)))

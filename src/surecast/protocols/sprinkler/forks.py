@@ -24,6 +24,7 @@ import msgspec
 
 from surecast.columns.batch import COLLECTED, DATA, VOID, Batch, Row
 from surecast.columns.retention import KeepAll
+from surecast.columns.rules import schema_in
 from surecast.core.names import NAME_LEN_MAX
 from surecast.core.replicated import Abandon, AppendAt
 from surecast.core.streams import Adopt, StreamInfo
@@ -489,7 +490,7 @@ class Forks:
             name = f"{name.partition('~')[0]}~{number}"
         info = StreamInfo(regions.rng.randbytes(16), name, regions.config.region, KeepAll())
         search.copy = msgspec.structs.replace(
-            info, delivery=stream.info.delivery, schema=stream.info.schema
+            info, delivery=stream.info.delivery, schema=stream.state.info.schema
         )
         regions.command(Adopt(search.copy, made=True))
 
@@ -526,7 +527,8 @@ class Forks:
             raw = [Batch.void(stream.stream_id, at, min(hi, search.end), COLLECTED)]
         for batch in raw:
             # COLLECT and CONFIG events are copied as DATA, so that they have no effect in the copy.
-            kind = batch.kind if batch.kind == VOID else DATA
+            # But changes of the schema do: the events after them have more columns.
+            kind = batch.kind if batch.kind == VOID or schema_in(batch) else DATA
             batches.append(batch.relabelled(copy.stream_id, kind))
         regions.command(AppendAt(copy.stream_id, tuple(batches)))
 

@@ -110,6 +110,9 @@ class MeshServer(HandlerMachine):
     # ------------------------------------------------------------ from clients
 
     def _on_view(self, peer: Peer, message: MeshView) -> None:
+        if not self.service.may_read(peer, message.stream):
+            self.counters["sprinkler.reader-too-old"] += 1
+            return
         mesh = self.meshes.get(message.stream)
         if peer in self.servers:
             # Another replica sends its clients: pass them to one of ours, so that both sets mix.
@@ -150,6 +153,9 @@ class MeshServer(HandlerMachine):
         get the events from other clients. If the range is too long for one answer, the answer has
         its first part, and the client requests the rest."""
         stream, end = message.stream, self._end(message.stream)
+        if not self.service.may_read(peer, stream):
+            self.counters["sprinkler.reader-too-old"] += 1
+            return
         if end and message.lo > 0:
             self._requested(peer, stream, min(message.hi or end, end))
         for answer in send_range(

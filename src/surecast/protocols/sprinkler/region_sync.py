@@ -52,6 +52,7 @@ from surecast.core.streams import (
 )
 from surecast.core.types import (
     SECOND,
+    TYPED_BODIES,
     Close,
     Congested,
     Disk,
@@ -447,7 +448,7 @@ class RegionSync(HandlerMachine):
     def _create(self, peer: Peer, message: Any) -> None:
         """Create the stream here, or forward the request to the region that owns the name."""
         name, here = message.name, self.config.region
-        if why := self._refusal_to_create():
+        if why := self._refusal_to_create(message.spec):
             self.command(Refuse(peer, message, why))
             return
         elsewhere = self._known_elsewhere(name)
@@ -466,7 +467,7 @@ class RegionSync(HandlerMachine):
         else:
             self.command(Create(peer, message))
 
-    def _refusal_to_create(self) -> str:
+    def _refusal_to_create(self, spec: Any) -> str:
         """Why no stream can be created now (as in `StreamOpened.why`); empty if it can."""
         # The disk may be an older copy of itself, but not at its first start.
         if self.counted.start > 1 and self.recovery.is_asking():
@@ -476,6 +477,8 @@ class RegionSync(HandlerMachine):
             return "owners-differ"
         if any(PROTOCOL not in listed for listed in self.speaks.values()):
             return "no-delivery"
+        if spec.schema and any(TYPED_BODIES not in listed for listed in self.speaks.values()):
+            return "no-schemas"
         return ""
 
     def _known_elsewhere(self, name: str) -> StreamInfo | None:
@@ -514,6 +517,8 @@ class RegionSync(HandlerMachine):
         infos: list[StreamInfo] = []
         nbytes = 0
         for stream_id, stream in self.streams.items():
+            if not self.service.may_read(node, stream_id):
+                continue  # its region gets the stream when it has a version that reads schemas
             before = known.get(stream_id)
             if before is None:
                 infos.append(stream.info)
@@ -926,6 +931,9 @@ class RegionSync(HandlerMachine):
         serving = self.serving
         if message.start < 1 or not serving.has_room(message.stream, peer, FOLLOWERS_MAX):
             self.counters["sprinkler.subscription-refused"] += 1
+            return
+        if not self.service.may_read(peer, message.stream):
+            self.counters["sprinkler.region-too-old"] += 1
             return
         serving.follow(message.stream, peer, message.start, self.out)
 

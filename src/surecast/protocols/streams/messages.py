@@ -83,6 +83,7 @@ class StreamOpened(StreamsMessage):
     not-head (ask `head`), recovering and owner-unreachable (ask later), config-mismatch (the stream
     exists with another configuration), too-many-streams, bad-name, bad-spec (its schema and options
     are too large, or the schema is not valid), no-delivery (a server does not have the delivery),
+    no-schemas (a server has an earlier version, which cannot read typed bodies),
     other-region (the delivery works only within a region, and another region owns the name),
     owners-differ (regions disagree on the owner).
     """
@@ -118,8 +119,11 @@ class PubNack(StreamsMessage):
     region that owns the stream cannot be reached), mismatch (another batch of this publisher has
     this number), expired (it is no longer known what this publisher has sent, so a retry would not
     be recognised), quarantined (the stream's log cannot be read), bad-event (also if the batch
-    does not have the columns of the stream's schema), deleted (the stream was deleted),
-    too-many-deleted (the batch is a deletion, and the region can remember no more deleted streams).
+    does not have the columns of the stream's schema), unknown-columns (it has more columns than the
+    schema), deleted (the stream was deleted), too-many-deleted (the batch is a deletion, and the
+    region can remember no more deleted streams). A change of the schema is also refused for these
+    reasons: unchanged (the stream has this schema already), schema-differs (it does not extend the
+    current one), bad-spec and no-schemas (as in StreamOpened).
     """
 
     stream: LogId

@@ -42,13 +42,26 @@ from surecast.protocols.streams.messages import (
 __all__ = ["Publisher", "anonymous_publisher"]
 
 # Refusals of a batch (PubNack) that are final: a retry cannot succeed.
-FINAL = ("mismatch", "expired", "bad-event", "quarantined", "deleted", "too-many-deleted")
+FINAL = (
+    "mismatch",
+    "expired",
+    "bad-event",
+    "bad-spec",
+    "quarantined",
+    "deleted",
+    "too-many-deleted",
+    "unknown-columns",
+    "unchanged",
+    "schema-differs",
+    "no-schemas",
+)
 # The same for refusals to open a stream (StreamOpened).
 NEVER_OPENED = (
     "too-many-streams",
     "bad-name",
     "bad-spec",
     "no-delivery",
+    "no-schemas",
     "other-region",
     "owners-differ",
 )

@@ -83,10 +83,11 @@ class Queries(HandlerMachine):
         if is_name(pattern):  # fast path: a client of thousands of streams asks for each name
             info = self.service.named(pattern)
             found = None if info is None else self.service.streams.get(info.stream_id)
-            return [found.info] if found is not None and not self.service.is_ended(found) else []
+            ended = found is None or self.service.is_ended(found)
+            return [] if info is None or ended else [info]
         service = self.service
         return [
-            stream.info
+            service.current(stream)
             for stream in service.streams.values()
             if matches(pattern, stream.info.name) and not service.is_ended(stream)
         ]

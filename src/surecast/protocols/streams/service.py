@@ -41,7 +41,8 @@ from surecast.columns.retention import (
     RetentionIndex,
     TagIs,
 )
-from surecast.columns.schema import read_schema
+from surecast.columns.rules import schema_after, schema_in
+from surecast.columns.schema import extends, read_schema
 from surecast.core.disk import read_through
 from surecast.core.endpoint import Drain, filter_number
 from surecast.core.machine import HandlerMachine
@@ -96,6 +97,7 @@ from surecast.core.streams import (
 )
 from surecast.core.types import (
     SECOND,
+    TYPED_BODIES,
     AtEndOfPass,
     Congested,
     Disk,
@@ -144,17 +146,10 @@ SPEC_BYTES_MAX = 4096  # most bytes of a stream's schema and options
 # processes together). Each result has at most `serve_bytes_max` bytes.
 PIECES_READ_MAX = 64
 FORFEITS_MAX = 1000  # most ranges of one stream that can be declared lost
+# Most positions that are not indexed, in which a new head looks for changes of the schema.
+UNINDEXED_MAX = 1 << 20
 WHY_MAX = 200  # characters of a reason sent to readers
 FULL_NS = 10 * SECOND  # after StoreFull, a disk counts as full for this time
-
-
-def _fits(stream: Stream, batch: Batch) -> bool:
-    """Whether the batch has exactly the columns of the stream's schema."""
-    try:
-        schema = stream.info.schema
-        return batch.columns_id[1] == (read_schema(schema).types.code if schema else b"")
-    except UsageError:
-        return False  # a schema of a later version
 
 
 def _is_readable(schema: str) -> bool:
@@ -165,13 +160,17 @@ def _is_readable(schema: str) -> bool:
         return False
 
 
-def _mismatch(info: StreamInfo, spec: StreamSpec) -> str:
+def _mismatch(created: StreamInfo, info: StreamInfo, spec: StreamSpec) -> str:
     """The refusal to open an existing stream with `spec`; "" if they fit. A field of `spec` that is
-    None or empty fits everything."""
+    None or empty fits everything, and so does every version of the schema, from that with which
+    the stream was created to the current one, in `info`."""
     fits = (
         spec.retention in (None, info.retention)
         and spec.delivery in ("", info.delivery)
-        and spec.schema in ("", info.schema)
+        and (
+            spec.schema in ("", info.schema)
+            or (extends(info.schema, spec.schema) and extends(spec.schema, created.schema))
+        )
         and spec.options in ((), info.options)
     )
     return "" if fits else "config-mismatch"
@@ -277,6 +276,8 @@ class StreamService(HandlerMachine):
         self.connected: dict[Peer, None] = {}  # other replicas with which we have a session
         # Protocols that each other replica listed in its last session.
         self.speaks: dict[Peer, tuple[str, ...]] = {}
+        # Connected peers, also clients, that cannot read typed bodies (`core.types.TYPED_BODIES`).
+        self.untyped: dict[Peer, None] = {}
         # Acknowledgements to be sent at the end of the pass:
         # (client, stream, publisher) → (pub_no, seq) of each batch.
         self.unsent_acks: dict[tuple[Peer, LogId, bytes], list[tuple[int, int]]] = {}
@@ -311,7 +312,21 @@ class StreamService(HandlerMachine):
     # These methods implement `core.streams.Streams`, which explains them.
 
     def named(self, name: str) -> StreamInfo | None:
-        return self.directory.by_name.get(name)
+        info = self.directory.by_name.get(name)
+        stream = None if info is None else self.streams.get(info.stream_id)
+        return info if stream is None else self.current(stream)
+
+    def current(self, stream: Stream) -> StreamInfo:
+        """The stream's entry of the directory, with the schema after all events that are shown."""
+        if stream.info.schema and stream.committed - stream.index.end < self.config.feed_rows:
+            self.feed(stream)
+        return stream.info
+
+    def may_read(self, peer: Peer, stream: LogId) -> bool:
+        if peer not in self.untyped:
+            return True
+        state = self.streams.get(stream)
+        return state is None or not state.info.schema
 
     @property
     def has_read_directory(self) -> bool:
@@ -409,7 +424,8 @@ class StreamService(HandlerMachine):
 
     def _on_append_at(self, command: AppendAt) -> None:
         if stream := self.streams.get(command.log):
-            stream.looked_epoch = -1  # the last of these batches may be the End event
+            # There may be changes of the schema among these batches, and the last may be the End.
+            stream.looked_epoch = stream.schema_epoch = -1
             last = command.batches[-1]
             if last.kind == CONFIG and retention.is_end(last):
                 stream.feed_soon = True
@@ -503,7 +519,8 @@ class StreamService(HandlerMachine):
                 stream.hole = 0
         self._on_appended(Appended(log, event.end))
         if stream := self.streams.get(log):
-            stream.looked_epoch = -1  # the End event may have been truncated
+            # The End event, or a change of the schema, may have been truncated.
+            stream.looked_epoch = stream.schema_epoch = -1
         self.pieces_read.clear()
         if self.committed.get(log, 1) <= event.end:
             return
@@ -524,6 +541,7 @@ class StreamService(HandlerMachine):
         elif stream := self.streams.get(log):
             stream.hole = self.hole_at.get(log, 0)
             stream.index = RetentionIndex(stream.info.retention)
+            stream.info = stream.created
             self.directory.undelete(stream.info)
             stream.rules = IntervalSet()
             stream.pieces = self._pieces()
@@ -671,6 +689,30 @@ class StreamService(HandlerMachine):
             stream.looked_epoch = self.epoch
         return "deleted" if stream.ending else ""
 
+    def _knows_schema(self, stream: Stream) -> bool:
+        """Whether the head knows the schema after all events that are appended (`Stream.schema`).
+
+        It looks for it once per epoch, because its predecessor may have appended a change that is
+        not committed yet. After a start, when much of the log is not indexed, it waits until
+        `_advance` has indexed it.
+        """
+        if stream.schema_epoch == self.epoch:
+            return True
+        at, end, schema = stream.index.end, stream.end, stream.info.schema
+        if end - at > UNINDEXED_MAX:
+            return False
+        nbytes_max = self.config.serve_bytes_max
+        try:
+            for batch in read_through(self.disk, stream.stream_id, at, end, nbytes_max):
+                schema, at = schema_after(schema, batch), batch.hi
+        except StorageError as problem:
+            self.damaged(stream, problem, min(at, stream.committed))
+            return False
+        if at < end:
+            return False  # the disk has failed to write the rest so far
+        stream.take_schema(schema, self.epoch)
+        return True
+
     def damaged(self, stream: Stream, problem: StorageError, end: int) -> None:
         """Handle a failed read. If the chain has other members, which may have the whole stream,
         raise the error: this replica stops, and the others continue. Else quarantine the stream."""
@@ -744,6 +786,8 @@ class StreamService(HandlerMachine):
         self.streams[info.stream_id] = stream
         stream.end = self.ends.get(info.stream_id, 1)
         stream.hole = self.hole_at.get(info.stream_id, 0)
+        for peer in self.untyped if info.schema else ():
+            self.serving.remove(info.stream_id, peer)
         self._answer_creators(info.name, info, "")
         self.asked.pop(info.name, None)
         self.making.pop(info.name, None)
@@ -757,8 +801,9 @@ class StreamService(HandlerMachine):
             self._send(peer, StreamOpened(name, None, "not-head", self.head))
         elif self._is_being_deleted(name):
             self._send(peer, StreamOpened(name, None, "recovering"))  # ask again soon
-        elif info := self.directory.by_name.get(name):
-            self._send(peer, StreamOpened(name, info, _mismatch(info, message.spec)))
+        elif info := self.named(name):
+            created = self.directory.by_name[name]
+            self._send(peer, StreamOpened(name, info, _mismatch(created, info, message.spec)))
         elif why := self._refusal_to_create(message):
             self._send(peer, StreamOpened(name, None, why))
         else:
@@ -785,25 +830,31 @@ class StreamService(HandlerMachine):
             return "bad-spec"
         if why := self._refusal_to_deliver(message.spec.delivery or DEFAULT_DELIVERY):
             return why
+        if message.spec.schema and (why := self._lacking(TYPED_BODIES, "no-schemas")):
+            return why
         coming = 0 if name in self.asked else len(self.asked)  # streams that are being created
         count = len(self.streams) - len(self.directory.deleted)
         return "too-many-streams" if count + coming >= self.config.streams_max else ""
 
     def _refusal_to_deliver(self, delivery: str) -> str:
         """Why no stream of a delivery can be created: all replicas of the region must have the
-        delivery.
-
-        If a replica did not have it in the last session and has no session now, it may be about to
-        be replaced by a version that has it. Then a session is opened, and the client must retry.
-        """
+        delivery."""
         layer = self.deliveries.get(delivery, "")
-        protocol = layer.partition(".")[0]
-        lacking = [peer for peer, listed in self.speaks.items() if protocol not in listed]
+        return self._lacking(layer.partition(".")[0], "no-delivery") if layer else "no-delivery"
+
+    def _lacking(self, what: str, why: str) -> str:
+        """`why`, if a replica of the region does not list `what` (a protocol, or TYPED_BODIES); ""
+        if all do.
+
+        If a replica did not list it in the last session and has no session now, it may be about to
+        be replaced by a version that does. Then a session is opened, and the client must retry.
+        """
+        lacking = [peer for peer, listed in self.speaks.items() if what not in listed]
         away = [peer for peer in lacking if peer not in self.connected]
         for peer in away:
             self._send(peer, Introduce())  # opens a session; PeerUp lists its protocols
-        if not layer or len(away) < len(lacking):
-            return "no-delivery"
+        if len(away) < len(lacking):
+            return why
         return "recovering" if away else ""
 
     def _hand(self, what: Any, peer: Peer, message: Any, delivery: str) -> None:
@@ -866,7 +917,7 @@ class StreamService(HandlerMachine):
 
     def _answer_creators(self, name: str, info: StreamInfo | None, why: str) -> None:
         for peer, spec in self.asked.get(name, {}).items():
-            answer = why if info is None else _mismatch(info, spec)
+            answer = why if info is None else _mismatch(info, info, spec)
             self._send(peer, StreamOpened(name, info, answer, self.head))
 
     def _on_drain(self, _inp: Drain) -> None:
@@ -908,7 +959,7 @@ class StreamService(HandlerMachine):
         own = self.streams[message.stream]
         bad = self._refusal_of_event(own, batch)
         if batch.kind == CONFIG:
-            own.looked_epoch = -1  # this may be the End event
+            own.looked_epoch = own.schema_epoch = -1  # this may be the End, or change the schema
             own.feed_soon = own.feed_soon or retention.is_end(batch)
         self.out.append(PassDown(Submit(message.stream, batch, token, bad)))
 
@@ -945,10 +996,33 @@ class StreamService(HandlerMachine):
             fine = batch.rows == batch.count > 0 and batch.pub_no > 0 and not batch.explicit
             if not fine or batch.lo:
                 return "bad-event"
-            if (batch.schema_id & TYPED or stream.info.schema) and not _fits(stream, batch):
-                return "bad-event"
+            if batch.schema_id & TYPED or stream.info.schema:
+                return self._refusal_of_columns(stream, batch)
             return ""
         return self._refusal_of_rule(stream, batch)
+
+    def _refusal_of_columns(self, stream: Stream, batch: Batch) -> str:
+        """Why a batch does not have the columns of the stream's schema, or of an earlier version;
+        "" if it has."""
+        if not stream.info.schema:
+            return "bad-event"
+        return stream.refusal_of_columns(batch) if self._knows_schema(stream) else "busy"
+
+    def _refusal_of_change(self, stream: Stream, schema: str) -> str:
+        """Why the schema cannot be changed to this one; "" if it can. While an earlier change is
+        not committed, it may still be undone, so the client must retry."""
+        if not stream.info.schema or not _is_readable(schema):
+            return "bad-event"
+        if spec_bytes(msgspec.structs.replace(stream.info, schema=schema)) > SPEC_BYTES_MAX:
+            return "bad-spec"
+        if not self._knows_schema(stream):
+            return "busy"
+        is_committed = stream.schema == stream.info.schema
+        if schema == stream.schema:
+            return "unchanged" if is_committed else "busy"
+        if not extends(schema, stream.schema):
+            return "schema-differs" if is_committed else "busy"
+        return self._lacking(TYPED_BODIES, "no-schemas")
 
     def _refusal_of_rule(self, stream: Stream, batch: Batch) -> str:
         """R10: why a COLLECT or CONFIG event is refused; "" if it is not. It is refused if it is
@@ -956,6 +1030,8 @@ class StreamService(HandlerMachine):
         if batch.kind not in (COLLECT, CONFIG) or batch.count != 1 or batch.pub_no <= 0:
             return "bad-event"
         row = batch.to_rows()[0]
+        if row.key is not None or row.tag is not None:
+            return "bad-event"
         try:
             retention.check_event(batch, stream.index.policy)
             if retention.is_end(batch):
@@ -968,7 +1044,8 @@ class StreamService(HandlerMachine):
                     return "bad-event"
         except (PeerError, UsageError):
             return "bad-event"
-        return "" if row.key is None and row.tag is None else "bad-event"
+        schema = schema_in(batch)
+        return self._refusal_of_change(stream, schema) if schema else ""
 
     def _on_submitted(self, event: Submitted) -> None:
         peer, stream, publisher, pub_no = event.token
@@ -988,6 +1065,9 @@ class StreamService(HandlerMachine):
         others, chosen = (serving, filtered) if message.where else (filtered, serving)
         if message.start < 1 or not chosen.has_room(stream, peer, most - others.count):
             self.counters["streams.subscription-refused"] += 1
+            return
+        if not self.may_read(peer, stream):
+            self.counters["streams.reader-too-old"] += 1
             return
         others.remove(stream, peer)
         if message.where:
@@ -1013,6 +1093,9 @@ class StreamService(HandlerMachine):
             self.out.append(SetTimer("tell", self.now_ns + self.config.tell_ns))
 
     def _on_read_range(self, peer: Peer, message: ReadRange) -> None:
+        if not self.may_read(peer, message.stream):
+            self.counters["streams.reader-too-old"] += 1
+            return
         make: MakeRange = RangeEvents
         examiner = passing = None
         if message.where and message.stream in self.streams:
@@ -1076,6 +1159,8 @@ class StreamService(HandlerMachine):
 
     def _on_peer_up(self, inp: PeerUp) -> None:
         self.serving.congested.pop(inp.peer, None)
+        if inp.speaks and TYPED_BODIES not in inp.speaks:
+            self.untyped[inp.peer] = None
         if inp.peer in self.config.replicas:
             self.connected[inp.peer] = None
             if inp.speaks:
@@ -1086,6 +1171,7 @@ class StreamService(HandlerMachine):
     def _on_peer_down(self, inp: PeerDown) -> None:
         peer = inp.peer
         self.connected.pop(peer, None)
+        self.untyped.pop(peer, None)
         self.serving.remove_peer(peer)
         if self.filtered.count:
             self.filtered.remove_peer(peer)

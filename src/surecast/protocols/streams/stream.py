@@ -6,19 +6,25 @@ R5 and R9 are rules in docs/protocols/streams.md.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from surecast.columns.batch import COLLECT, CONFIG, Batch
 from surecast.columns.compaction import survivors
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import RetentionIndex
+from surecast.columns.rules import schema_after, schema_in
+from surecast.columns.schema import read_schema
 from surecast.core.disk import read_through
 from surecast.core.streams import StreamInfo
 from surecast.core.types import Disk, LogId
+from surecast.errors import UsageError
 from surecast.protocols.streams.compaction_plan import Pieces
 
 __all__ = ["Stream"]
 
 
 _SEARCH_BYTES = 64 << 10  # read at a time to find a position
+_UNKNOWN = (b"\xff", b"\xff")  # codes that no batch has
 
 
 @dataclass(slots=True)
@@ -26,6 +32,7 @@ class Stream:
     """One stream: its ends, its retention and the state of its compaction. The end of something is
     the first position that it does not include."""
 
+    # The entry of the directory, with the schema after all events that are indexed here.
     info: StreamInfo
     # Which positions are void. Committed events are fed to it from time to time, so it may end
     # before `committed`.
@@ -46,6 +53,16 @@ class Stream:
     ending: bool = False  # the last position appended here is the End event
     feed_soon: bool = False  # an End event was appended: index it as soon as it is committed
     looked_epoch: int = -1  # the chain's epoch in which `ending` was determined; -1: not known
+    # At the head: the schema after all events that are appended here, committed or not, and the
+    # epoch in which it was determined (-1: not known).
+    schema: str = ""
+    schema_epoch: int = -1
+    created: StreamInfo = field(init=False)  # the entry of the directory
+    # The codes (columns/typed.py) of the schema with which it was created, and of `schema`.
+    _codes: tuple[bytes, bytes] = (b"", b"")
+
+    def __post_init__(self) -> None:
+        self.created = self.info
 
     @property
     def stream_id(self) -> LogId:
@@ -71,10 +88,38 @@ class Stream:
             index.feed_many(batches, lend)
             for batch in batches:
                 self.pieces.note(batch)
-                self.reconfigured = self.reconfigured or batch.kind == CONFIG
                 if batch.kind in (COLLECT, CONFIG):
                     self.rules.add(batch.lo, batch.hi)
+                if batch.kind == CONFIG:
+                    self._configure(batch)
                 budget_bytes -= batch.nbytes
+
+    def _configure(self, batch: Batch) -> None:
+        """Apply a CONFIG event that was indexed."""
+        if not schema_in(batch):
+            self.reconfigured = True
+            return
+        schema = schema_after(self.info.schema, batch)
+        if schema != self.info.schema:
+            self.info = msgspec.structs.replace(self.info, schema=schema)
+
+    def take_schema(self, schema: str, epoch: int) -> None:
+        """Note the schema after all events that are appended in this epoch."""
+        self.schema, self.schema_epoch = schema, epoch
+        try:
+            first, last = read_schema(self.created.schema), read_schema(schema)
+            self._codes = first.types.code, last.types.code
+        except UsageError:  # a schema of a later version
+            self._codes = _UNKNOWN
+
+    def refusal_of_columns(self, batch: Batch) -> str:
+        """Why the columns of a batch do not fit; "" if they fit. They may be those of any version
+        of the schema, up to `schema`."""
+        code = batch.columns_id[1]
+        first, last = self._codes
+        if code == last or (len(code) >= len(first) and last.startswith(code)):
+            return ""
+        return "unknown-columns" if code.startswith(last) else "bad-event"
 
     def first_at(self, time_ns: int, disk: Disk) -> int:
         """The first live (not void) position whose time is not before `time_ns`; if there is none,
