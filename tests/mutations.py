@@ -14,6 +14,7 @@ import msgspec
 from surecast.columns.batch import COLLECTED, Batch
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.rules import is_end
+from surecast.columns.schema import extends
 from surecast.core.disk import read_through
 from surecast.core.replicated import Abandon, AppendAt, Appended, RoleChanged, TakePublishers
 from surecast.core.types import LogId, Peer, PeerDown, SetTimer, TimerFired
@@ -201,6 +202,26 @@ class TakesAnyRule(StreamService):
 
     def _refusal_of_rule(self, stream: Stream, batch: Batch) -> str:
         return ""
+
+
+class KnowsCommittedSchemas(StreamService):
+    """A new head does not look for changes of the schema that are not committed."""
+
+    def _knows_schema(self, stream: Stream) -> bool:
+        self.feed(stream)
+        stream.take_schema(stream.info.schema, self.epoch)
+        return True
+
+
+class KeepsSchemas(StreamService):
+    """A head keeps the newest schema that it has ever appended, also if the change is truncated."""
+
+    def _knows_schema(self, stream: Stream) -> bool:
+        before = stream.schema
+        known = super()._knows_schema(stream)
+        if extends(before, stream.schema):
+            stream.take_schema(before, self.epoch)
+        return known
 
 
 class DropsWhenFull(StreamService):

@@ -24,8 +24,9 @@ from functools import partial
 from typing import Any
 
 from surecast import registry
-from surecast.columns.batch import DATA
+from surecast.columns.batch import DATA, Batch
 from surecast.columns.retention import Policy
+from surecast.columns.typed import Attributes
 from surecast.core.endpoint import (
     Acked,
     Failed,
@@ -33,6 +34,7 @@ from surecast.core.endpoint import (
     Following,
     Lost,
     Offer,
+    OfferBatch,
     Open,
     Opened,
     Place,
@@ -277,7 +279,7 @@ class Cluster:
         self.world.on_deliver(name, self._on_deliver)
         self.world.on_emit(name, self._on_reader)
         for stream, start in self.clients[name].items():
-            self._reading(name, self.streams[stream]).position = start
+            self._reading_from(name, stream, start)
         self.subscribers.append(name)
         self.world.add(name, factory)
 
@@ -292,7 +294,7 @@ class Cluster:
     def follow(self, name: str, stream: str, start: int) -> None:
         """Have a mesh client follow one more stream, from `start` on (0: the latest)."""
         self.clients[name][stream] = start
-        self._reading(name, self.streams[stream]).position = start
+        self._reading_from(name, stream, start)
         self.world.at(self.world.now_ns, name, Follow(self.streams[stream], start))
 
     def unfollow(self, name: str, stream: str) -> None:
@@ -320,19 +322,20 @@ class Cluster:
         opener: str = "",
         delivery: str = "",
         read_in: Collection[str] = (),
+        schema: str = "",
     ) -> None:
         """Have a publisher (by default one of the owner's region) create a stream.
 
         `read_in`: the regions where the stream can be read; by default all.
         """
         assert not delivery or delivery in self.judges, f"no judge for streams of {delivery!r}"
-        self.records[stream] = Record(stream, policy)
+        self.records[stream] = Record(stream, policy, schema=schema)
         self.owners[stream] = owner
         if delivery:
             self.deliveries[stream] = delivery
         if read_in:
             self.read_in[stream] = frozenset(read_in)
-        spec = StreamSpec(policy, delivery)
+        spec = StreamSpec(policy, delivery, schema)
         self.world.at(at_ns, opener or f"{owner}/pub0", Open(stream, spec))
 
     def expect_refusal(
@@ -352,8 +355,10 @@ class Cluster:
         keys: list[bytes | None] | None = None,
         tags: list[bytes | None] | None = None,
         kind: int = DATA,
+        attributes: Attributes | None = None,
     ) -> None:
-        """Have a publisher offer these values at `at_ns`, or later when the stream is open."""
+        """Have a publisher offer these values at `at_ns`, or later when the stream is open.
+        `attributes` has a row for each value, if the stream has a schema."""
 
         def do(world: World) -> None:
             stream_id = self.streams.get(stream)
@@ -365,21 +370,32 @@ class Cluster:
             for i, value in enumerate(values):
                 key = keys[i] if keys else None
                 tag = tags[i] if tags else None
-                event = Offered(publisher, number + i, kind, key, value, tag)
+                held = attributes.row_bytes(i) if attributes else b""
+                event = Offered(publisher, number + i, kind, key, value, tag, held)
                 assert value not in self.records[stream].offered, "values must be unique"
                 self.records[stream].offered[value] = event
             self.numbers[line] = number + len(values)
             self.offered.setdefault(line, []).append(values)
-            world.at(world.now_ns, publisher, Offer(stream_id, values, keys, tags, kind))
+            command: Any = Offer(stream_id, values, keys, tags, kind)
+            if attributes:
+                batch = Batch.of(stream_id, values, keys, tags, attributes)
+                command = OfferBatch(stream_id, batch, 0)
+            world.at(world.now_ns, publisher, command)
 
         self.world.call(at_ns, do)
 
     def _reading(self, name: str, stream: LogId, audit: bool = False) -> Reading:
-        reading = self.readings[name, stream] = Reading(name)
         record = self.records[self.names[stream]]
+        reading = self.readings[name, stream] = Reading(name, schema=record.schema)
         reading.settled = self.stood.get(stream, 1)
         (record.audits if audit else record.readings).append(reading)
         return reading
+
+    def _reading_from(self, name: str, stream: str, start: int) -> None:
+        reading = self._reading(name, self.streams[stream])
+        reading.position = start
+        if start != 1:
+            reading.schema = ""  # it may be changed below `start`
 
     def _follow_all(self, name: str, audit: bool) -> None:
         for stream, stream_id in self.streams.items():

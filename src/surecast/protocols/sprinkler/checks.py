@@ -18,6 +18,7 @@ G6 a region has exactly the events that no event collects, and all other positio
 G7 the newest event is never void
 G9 all readers reach the same end, after everything that was acknowledged
 G10 no acknowledged event is lost, no position is assigned twice, no retry is published twice
+S1 every event has columns of the stream's schema as it is at the event's position
 """
 
 from collections.abc import Iterator
@@ -40,6 +41,8 @@ from surecast.columns.retention import (
     Policy,
     TagIs,
 )
+from surecast.columns.rules import schema_after
+from surecast.columns.schema import read_schema
 
 __all__ = ["Event", "Offered", "Reading", "Record", "Tally", "check", "surviving"]
 
@@ -54,6 +57,7 @@ class Offered:
     key: bytes | None
     value: bytes
     tag: bytes | None
+    attributes: bytes = b""  # `Attributes.row_bytes`, if the stream has a schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class Event:
     key: bytes | None
     value: bytes
     tag: bytes | None
+    attributes: bytes = b""  # as in Offered
 
 
 @dataclass(slots=True)
@@ -80,6 +85,7 @@ class Reading:
     faults: list[str] = field(default_factory=list)  # violations of G2 seen so far
     left: bool = False  # the reader has stopped reading on purpose, before the end
     lost: list[tuple[int, int, str]] = field(default_factory=list)  # (lo, hi, why), as reported
+    schema: str = ""  # of the stream, after all positions so far; "": not checked
 
     def take(self, batches: tuple[Batch, ...]) -> None:
         for batch in batches:
@@ -89,16 +95,29 @@ class Reading:
                     f"G2 {self.reader}: at {self.position}, {fault} [{batch.lo}, {batch.hi})"
                 )
             at = batch.lo
-            for row in batch.to_rows():
+            attributes = batch.attributes()
+            if self.schema:
+                self._check_columns(batch)
+            for number, row in enumerate(batch.to_rows()):
                 if row.seq > at:
                     self.voids.append((at, row.seq, batch.reason))
+                held = b"" if attributes is None else attributes.row_bytes(number)
                 self.events.append(
-                    Event(row.seq, row.time_ns, batch.kind, row.key, row.value, row.tag)
+                    Event(row.seq, row.time_ns, batch.kind, row.key, row.value, row.tag, held)
                 )
                 at = row.seq + 1
             if batch.hi > at:
                 self.voids.append((at, batch.hi, batch.reason))
             self.position = batch.hi
+
+    def _check_columns(self, batch: Batch) -> None:
+        """S1: the columns of events are among the first ones of the schema at their positions."""
+        self.schema = schema_after(self.schema, batch)
+        columns, known = batch.columns_id[1], read_schema(self.schema).types.code
+        if not known.startswith(columns) or (batch.kind == DATA and batch.rows and not columns):
+            self.faults.append(
+                f"S1 {self.reader}: at {batch.lo}, columns that {self.schema!r} does not have"
+            )
 
     def lose(self, lo: int, hi: int, why: str) -> None:
         """[lo, hi) was reported to the reader as lost."""
@@ -119,6 +138,7 @@ class Record:
     readings: list[Reading] = field(default_factory=list)
     # At the end of a test, each region is read once more from position 1.
     audits: list[Reading] = field(default_factory=list)
+    schema: str = ""  # when the stream was created; "": it has none
 
 
 @dataclass(slots=True)
@@ -225,7 +245,8 @@ def _events_are_genuine(
             if not _is_expiry(record, event):
                 tally.violations.append(f"{record.stream}: G1 nobody published {event}")
             continue
-        if (offered.kind, offered.key, offered.tag) != (event.kind, event.key, event.tag):
+        sent = offered.kind, offered.key, offered.tag, offered.attributes
+        if sent != (event.kind, event.key, event.tag, event.attributes):
             tally.violations.append(f"{record.stream}: G1 changed on the way: {event}")
         if event.value in seen:
             tally.duplicated += 1
@@ -273,7 +294,7 @@ def _acks_hold(record: Record, truth: dict[int, Event], tally: Tally) -> None:
             )
         elif known is None:  # void for all readers: use the event as the publisher offered it
             o = record.offered[value]
-            truth[seq] = Event(seq, 0, o.kind, o.key, o.value, o.tag)
+            truth[seq] = Event(seq, 0, o.kind, o.key, o.value, o.tag, o.attributes)
     # No reader got these events, so their times are not known. Use the time of the event before.
     latest_ns = 0
     for seq in sorted(truth):
