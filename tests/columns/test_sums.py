@@ -2,15 +2,17 @@
 
 from hashlib import blake2b
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surecast.columns.batch import Batch
 from surecast.columns.column import column_of
 from surecast.columns.sums import hash_column, sum_rows
+from surecast.endpoint.attributes import writer_of
 from tests.columns import twins
 from tests.columns.test_kernels import KEYS, variants
 
@@ -99,3 +101,66 @@ def test_no_kind_of_array_triggers_compilation(number: int) -> None:
     arrays = [variants(array)[number] for array in (column.offsets, column.data, column.valid)]
     hash_column(*arrays, np.zeros(3, np.uint64))
     assert len(hash_column.nopython_signatures) == 1  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- attributes
+
+
+FIRST = "n int64, s string, b bool, l list(int8)"
+Fields = tuple[Any, ...]
+FIELDS = st.tuples(
+    st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
+    st.none() | st.text(max_size=12),
+    st.none() | st.booleans(),
+    st.none() | st.lists(st.none() | st.integers(-128, 127), max_size=3),
+)
+
+
+def typed_total(rows: list[Fields], schema: str = FIRST, cut: int = 0) -> int:
+    """The sum for events that differ only in their attributes; of rows [cut, end)."""
+    writer = writer_of(schema)
+    assert writer is not None
+    count = len(rows)
+    attributes = writer.attributes(rows).part(cut, count)
+    return sum_rows("s", Batch.of(STREAM, [b""] * (count - cut), attributes=attributes))
+
+
+def item_bytes(item: Any) -> bytes | None:
+    match item:
+        case None:
+            return None
+        case bool():
+            return bytes([item])
+        case int():
+            return item.to_bytes(8, "little", signed=True)
+        case str():
+            return item.encode()
+    parts = (b"-" if one is None else b"=" + one.to_bytes(1, "little", signed=True) for one in item)
+    return b"%d[" % len(item) + b"".join(parts)
+
+
+@settings(max_examples=40)
+@given(st.lists(FIELDS, min_size=1, max_size=20), st.data())
+def test_the_sum_of_attributes_equals_the_twins(rows: list[Fields], data: st.DataObject) -> None:
+    seed = int.from_bytes(blake2b(b"s", digest_size=8).digest(), "little")
+    cut = data.draw(st.integers(0, len(rows) - 1))
+    plain: list[tuple[bytes | None, ...]] = [(None, b"", None)] * (len(rows) - cut)
+    held = [tuple(map(item_bytes, row)) for row in rows[cut:]]
+    assert typed_total(rows, cut=cut) == twins.sum_rows(seed, plain, held)
+
+
+@settings(max_examples=40)
+@given(st.lists(FIELDS, min_size=1, max_size=10), st.lists(FIELDS, min_size=1, max_size=10))
+def test_different_attributes_have_different_sums(rows: list[Fields], others: list[Fields]) -> None:
+    equal = sorted(map(repr, rows)) == sorted(map(repr, others))
+    assert (typed_total(rows) == typed_total(others)) == equal
+
+
+def test_rows_of_two_versions_of_a_schema_have_equal_sums() -> None:
+    rows: list[Fields] = [(1, "a", None, [1]), (None, None, True, None)]
+    more = [(*row, None, None) for row in rows]
+    wide = FIRST + ", f float64, m string"
+    assert typed_total(rows) == typed_total(more, wide)
+    assert typed_total(rows) != typed_total([(*rows[0], None, "x"), more[1]], wide)
+    swapped: list[Fields] = [(1, None, True, None), (None, "a", None, [1])]
+    assert typed_total(rows) != typed_total(swapped), "values belong to their rows"

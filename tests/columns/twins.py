@@ -60,9 +60,20 @@ def offsets_ok(offsets: list[int], data_size: int) -> bool:
     return inside and offsets == sorted(offsets)
 
 
-def sum_rows(seed: int, rows: list[tuple[bytes | None, ...]]) -> int:
-    """The sum of the hashes of all rows, each starting from `seed`."""
-    return sum(_hash_row(seed, row) for row in rows) % _WORDS
+def sum_rows(
+    seed: int,
+    rows: list[tuple[bytes | None, ...]],
+    attributes: list[tuple[bytes | None, ...]] | None = None,
+) -> int:
+    """The sum of the hashes of all rows, each starting from `seed`. `attributes`: of each row."""
+    hashes = []
+    for number, row in enumerate(rows):
+        digest = _hash_row(seed, row)
+        for column, item in enumerate(attributes[number] if attributes else ()):
+            if item is not None:
+                digest = _hash_row(digest ^ ((column + 1) * _PHI % _WORDS), (item,))
+        hashes.append(digest)
+    return sum(hashes) % _WORDS
 
 
 _WORDS = 1 << 64

@@ -1,7 +1,9 @@
 """Checksums of rows that do not depend on their order, or on how they are divided into batches.
 
 If Spark runs a batch of a query again, the sink compares this checksum of its rows with that of the
-first run. Every row is hashed (name of the stream, key, value and tag), and the hashes are added.
+first run. Every row is hashed (name of the stream, key, value, tag, and attributes that are not
+null), and the hashes are added. An attribute that is null counts like one that a batch of an
+earlier version of the schema does not have.
 The sum of different rows, or of the same rows with one row twice, is equal only with probability
 2^-64. This detects mistakes; it is no protection against forgery.
 
@@ -21,11 +23,12 @@ from numba import types
 from surecast.columns.batch import Batch
 from surecast.columns.column import null_column
 from surecast.columns.compiled import BOOLS, BYTES, INT32S, WORDS_OUT, kernel
-from surecast.columns.words import mix, stir
+from surecast.columns.words import PHI, mix, stir
 
 __all__ = ["hash_column", "sum_rows"]
 
 _U = np.uint64
+_MASK = (1 << 64) - 1
 _ALL_VALID = np.empty(0, np.bool_)
 
 
@@ -36,6 +39,13 @@ def sum_rows(stream: str, batch: Batch) -> int:
     for column in (batch.keys(), batch.values(), batch.tags() or null_column(batch.rows)):
         valid = _ALL_VALID if column.valid is None else column.valid
         hash_column(column.offsets, column.data, valid, hashes)
+    if attributes := batch.attributes():
+        for number, column in enumerate(attributes.columns()):
+            before = hashes.copy()
+            hashes ^= _U((number + 1) * int(PHI) & _MASK)
+            hash_column(column.offsets, column.data, _ALL_VALID, hashes)
+            if column.valid is not None:
+                hashes[~column.valid] = before[~column.valid]
     return int(hashes.sum())
 
 

@@ -19,7 +19,7 @@ then its contents are checked here. Any other body is checked by pyarrow.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -27,7 +27,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from surecast.columns import codec
-from surecast.columns.column import DATA_MAX, TYPED, Body, Int64s, aligned, unpack_valid
+from surecast.columns.column import (
+    DATA_MAX,
+    TYPED,
+    Body,
+    Column,
+    Int64s,
+    aligned,
+    column_of,
+    unpack_valid,
+)
 from surecast.errors import PeerError
 
 if TYPE_CHECKING:
@@ -509,6 +518,12 @@ class Attributes:
         columns = zip(self.types.nodes, self.table().columns, strict=True)
         return b"".join(_value_bytes(node, column.slice(row, 1)) for node, column in columns)
 
+    def columns(self) -> Iterator[Column]:
+        """The values of each column as bytes, which are the same for equal values in every batch:
+        numbers as they are stored, a byte for each bool, lists as in `row_bytes`."""
+        for node, array in zip(self.types.nodes, self.table().columns, strict=True):
+            yield _bytes_column(node, array)
+
     def part(self, first: int, last: int) -> Attributes:
         """Rows [first, last), sharing memory."""
         return Attributes(self.types, last - first, table=self.table().slice(first, last - first))
@@ -536,6 +551,26 @@ def _value_bytes(node: Node, array: pa.Array) -> bytes:
         return b"1" if value else b"0"
     held: bytes = value.encode() if node.type is Type.STRING else value
     return b"%d:" % len(held) + held
+
+
+def _bytes_column(node: Node, array: pa.Array) -> Column:
+    rows, first = len(array), array.offset
+    bitmap, held, *more = array.buffers()[:3]
+    valid = None
+    if array.null_count:
+        valid = unpack_valid(np.frombuffer(bitmap, np.uint8), first + rows)[first:] != 0
+    if node.child is not None:
+        made = column_of([_value_bytes(node, array.slice(row, 1)) for row in range(rows)])
+        return Column(made.offsets, made.data, valid)
+    if node.storage == _BINARY:
+        offsets = aligned(np.frombuffer(held, np.int32, rows + 1, 4 * first))
+        data = np.frombuffer(more[0], np.uint8) if more[0] else np.empty(0, np.uint8)
+        return Column(offsets, data, valid)
+    if node.storage == _BITS:
+        data = unpack_valid(np.frombuffer(held, np.uint8), first + rows)[first:].astype(np.uint8)
+        return Column(np.arange(rows + 1, dtype=np.int32), data, valid)
+    data = np.frombuffer(held, np.uint8, rows * node.width, first * node.width)
+    return Column(np.arange(rows + 1, dtype=np.int32) * np.int32(node.width), data, valid)
 
 
 def join_attributes(parts: Sequence[Attributes]) -> Attributes:

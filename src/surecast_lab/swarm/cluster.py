@@ -136,6 +136,9 @@ class Cluster:
         self.deliveries: dict[str, str] = {}  # stream → delivery, if it is not the default one
         self.read_in: dict[str, Collection[str]] = {}  # stream → its regions, unless in all
         self.judges = {DEFAULT_DELIVERY: check, **(judges or {})}  # by delivery
+        self.schemas: dict[str, str] = {}  # stream → its schema, if `open` is not given one
+        # Makes the attributes of new events (stream, their number) if `offer` is not given any.
+        self.rows_of: Callable[[str, int], Attributes] | None = None
         self.streams: dict[str, LogId] = {}
         self.names: dict[LogId, str] = {}
         self.offered: dict[tuple[str, str], list[list[bytes]]] = {}  # (publisher, stream) batches
@@ -204,6 +207,10 @@ class Cluster:
     def _check_lacks(self, replica: str) -> None:
         found = self.lacks(replica).intersection(self.world.nodes[replica].speaks)
         assert not found, f"{replica} must lack {', '.join(sorted(found))}"
+
+    def add_publisher(self, name: str) -> None:
+        """Add a publisher of the region that its name begins with."""
+        self._add_publisher(name, self.regions[name.split("/")[0]])
 
     def _add_publisher(self, name: str, replicas: tuple[str, ...]) -> None:
         counters = self.counters[name] = Counter()
@@ -329,6 +336,7 @@ class Cluster:
         `read_in`: the regions where the stream can be read; by default all.
         """
         assert not delivery or delivery in self.judges, f"no judge for streams of {delivery!r}"
+        schema = schema or self.schemas.get(stream, "")
         self.records[stream] = Record(stream, policy, schema=schema)
         self.owners[stream] = owner
         if delivery:
@@ -366,19 +374,22 @@ class Cluster:
                 world.call(world.now_ns + 20 * MS, do)
                 return
             line = (publisher, stream)
+            held = attributes
+            if held is None and self.rows_of and kind == DATA and self.records[stream].schema:
+                held = self.rows_of(stream, len(values))
             number = self.numbers.setdefault(line, 1)
             for i, value in enumerate(values):
                 key = keys[i] if keys else None
                 tag = tags[i] if tags else None
-                held = attributes.row_bytes(i) if attributes else b""
-                event = Offered(publisher, number + i, kind, key, value, tag, held)
+                row = held.row_bytes(i) if held else b""
+                event = Offered(publisher, number + i, kind, key, value, tag, row)
                 assert value not in self.records[stream].offered, "values must be unique"
                 self.records[stream].offered[value] = event
             self.numbers[line] = number + len(values)
             self.offered.setdefault(line, []).append(values)
             command: Any = Offer(stream_id, values, keys, tags, kind)
-            if attributes:
-                batch = Batch.of(stream_id, values, keys, tags, attributes)
+            if held:
+                batch = Batch.of(stream_id, values, keys, tags, held)
                 command = OfferBatch(stream_id, batch, 0)
             world.at(world.now_ns, publisher, command)
 

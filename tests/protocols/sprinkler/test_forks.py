@@ -4,8 +4,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from surecast.columns.batch import Batch
+from surecast.columns.batch import CONFIG, DATA, Batch
 from surecast.columns.retention import KeepAll
+from surecast.columns.rules import NewSchema, encode_policy
 from surecast.columns.schema import read_schema
 from surecast.columns.typed import Attributes
 from surecast.core.replicated import (
@@ -84,7 +85,10 @@ def numbers(schema: str, number: int) -> Attributes | None:
 class Forked(Bench):
     """x is head of its region; y has other, older events of streams that x owns."""
 
-    def __init__(self, names: list[str], busy: bool = False, schema: str = "") -> None:
+    def __init__(
+        self, names: list[str], busy: bool = False, schema: str = "", change: str = ""
+    ) -> None:
+        """`change`: our second event changes the schema to this one, with one more column."""
         super().__init__()
         self.busy = busy  # the chain appends no events for now
         self.role(1)
@@ -97,10 +101,17 @@ class Forked(Bench):
             infos.append(info)
             stream = info.stream_id
             ours = Batch.of(stream, [b"ours"] * 3, attributes=numbers(schema, 3))
-            ours = ours.sequenced(1, 2000, 1)
+            history = (ours.sequenced(1, 2000, 1),)
+            if change:
+                value = encode_policy(NewSchema(change))
+                config = Batch.of(stream, [value], kind=CONFIG).sequenced(2, 2000, 1)
+                typed = read_schema(change).types
+                table = pa.RecordBatch.from_arrays([[3], ["x"]], schema=typed.arrow_schema())
+                more = Batch.of(stream, [b"ours"], attributes=Attributes(typed, 1, table=table))
+                history = (history[0].slice(1, 2), config, more.sequenced(3, 2000, 1))
             theirs = Batch.of(stream, [b"y"] * 3, attributes=numbers(schema, 4))
             self.theirs[stream] = theirs.sequenced(1, 1000, 1)
-            self.disk.append(info.stream_id, (ours,))
+            self.disk.append(info.stream_id, history)
             self.list_stream(info, 1)
             self.chain_emits(Appended(info.stream_id, 4))
             self.chain_emits(Committed(info.stream_id, 4))
@@ -167,6 +178,21 @@ def test_the_copy_of_a_stream_with_a_schema_has_the_schema() -> None:
     attributes = batch.attributes()
     assert attributes is not None
     assert attributes.table().column(0).to_pylist() == [3, 3, 3]
+
+
+def test_the_copy_has_the_schema_of_events_after_a_change() -> None:
+    """The change may not be indexed when the copy is made. It is copied, and has effect there."""
+    bench = Forked(["s"], schema="n int64", change="n int64, s string")
+    bench.period()
+    (copy,) = [s for s in bench.service.streams.values() if s.info.name.startswith("_quarantine")]
+    info = bench.service.named(copy.info.name)
+    assert info is not None
+    assert info.schema == "n int64, s string"
+    first, config, last = bench.disk.read(copy.stream_id, 1, 4, 1 << 20)
+    assert [batch.kind for batch in (first, config, last)] == [DATA, CONFIG, DATA]
+    attributes = last.attributes()
+    assert attributes is not None
+    assert [column.to_pylist() for column in attributes.table().columns] == [[3], ["x"]]
 
 
 def test_nothing_is_published_into_a_copy_that_is_being_filled() -> None:

@@ -21,9 +21,10 @@ G10 no acknowledged event is lost, no position is assigned twice, no retry is pu
 S1 every event has columns of the stream's schema as it is at the event's position
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from functools import lru_cache
+from itertools import islice, repeat
 
 from surecast.columns import retention
 from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, DATA, EXPIRED, SUPERSEDED, Batch
@@ -43,6 +44,7 @@ from surecast.columns.retention import (
 )
 from surecast.columns.rules import schema_after
 from surecast.columns.schema import read_schema
+from surecast.columns.typed import Attributes, types_of
 
 __all__ = ["Event", "Offered", "Reading", "Record", "Tally", "check", "surviving"]
 
@@ -95,13 +97,11 @@ class Reading:
                     f"G2 {self.reader}: at {self.position}, {fault} [{batch.lo}, {batch.hi})"
                 )
             at = batch.lo
-            attributes = batch.attributes()
             if self.schema:
                 self._check_columns(batch)
-            for number, row in enumerate(batch.to_rows()):
+            for row, held in zip(batch.to_rows(), _attributes(batch), strict=False):
                 if row.seq > at:
                     self.voids.append((at, row.seq, batch.reason))
-                held = b"" if attributes is None else attributes.row_bytes(number)
                 self.events.append(
                     Event(row.seq, row.time_ns, batch.kind, row.key, row.value, row.tag, held)
                 )
@@ -125,6 +125,20 @@ class Reading:
             self.faults.append(f"G2 {self.reader}: at {self.position}, lost [{lo}, {hi})")
         self.lost.append((lo, hi, why))
         self.position = hi
+
+
+def _attributes(batch: Batch) -> Iterable[bytes]:
+    """The attributes of each row."""
+    attributes = batch.attributes()
+    if attributes is None:
+        return repeat(b"")
+    return _attribute_rows(attributes.types.code, bytes(attributes.section()), batch.rows)
+
+
+@lru_cache(4096)  # several readers get the same batches
+def _attribute_rows(code: bytes, section: bytes, rows: int) -> list[bytes]:
+    attributes = Attributes(types_of(code), rows, section)
+    return [attributes.row_bytes(row) for row in range(rows)]
 
 
 @dataclass(slots=True)
