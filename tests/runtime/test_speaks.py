@@ -98,8 +98,8 @@ def test_messages_of_a_protocol_the_peer_does_not_speak_are_not_sent() -> None:
         await until(lambda: receiver.received == ["1", "2", "3"])
         assert a.counters["not_spoken"] == 3
         assert b.counters["unknown_messages"] == 0
-        assert a.machine.layers["new"].ups == [PeerUp("b", ("old",))]  # type: ignore[attr-defined]
-        assert receiver.ups == [PeerUp("a", ("new", "old"))]
+        assert a.machine.layers["new"].ups == [PeerUp("b", ("old", "typed"))]  # type: ignore[attr-defined]
+        assert receiver.ups == [PeerUp("a", ("new", "old", "typed"))]
         for node in (a, b):
             await node.stop()
 
@@ -129,7 +129,7 @@ def test_in_the_simulator_peers_list_their_protocols() -> None:
     world.run(10**9)
     receiver: Any = world.machine("b")
     assert receiver.received == ["1", "2"]
-    assert receiver.ups == [PeerUp("a", ("new", "old"))]
+    assert receiver.ups == [PeerUp("a", ("new", "old", "typed"))]
 
 
 @pytest.mark.parametrize("speaks", [("old",), ("old", "new"), ()], ids=str)

@@ -98,8 +98,10 @@ TYPED_BODIES: Final = "typed"
 
 def listed(kinds: Iterable[type[Message]]) -> tuple[str, ...]:
     """What a node of this version lists in HELLO (`PeerUp.speaks`) if its machine receives messages
-    of these types: their protocols, and what it supports in addition."""
-    return (*protocols_of(kinds), TYPED_BODIES)
+    of these types: their protocols, and what it supports in addition. A node without protocols
+    lists nothing, which means that it may be sent any message."""
+    protocols = protocols_of(kinds)
+    return (*protocols, TYPED_BODIES) if protocols else ()
 
 
 class Enclosed:

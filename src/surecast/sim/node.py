@@ -86,8 +86,7 @@ class Node(_HotNode):
         self.incarnation += 1
         self.machine = machine = self._make()
         self.step = machine.step
-        messages = getattr(machine, "messages", None)
-        supported = () if messages is None else listed(messages)
+        supported = listed(getattr(machine, "messages", ()))
         self.speaks = tuple(name for name in supported if name not in self.lacks)
 
     def stop(self) -> None:

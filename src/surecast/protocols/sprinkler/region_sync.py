@@ -448,7 +448,7 @@ class RegionSync(HandlerMachine):
     def _create(self, peer: Peer, message: Any) -> None:
         """Create the stream here, or forward the request to the region that owns the name."""
         name, here = message.name, self.config.region
-        if why := self._refusal_to_create(message.spec):
+        if why := self._refusal_to_create() or self._refusal_of_schema(message.spec.schema):
             self.command(Refuse(peer, message, why))
             return
         elsewhere = self._known_elsewhere(name)
@@ -467,7 +467,7 @@ class RegionSync(HandlerMachine):
         else:
             self.command(Create(peer, message))
 
-    def _refusal_to_create(self, spec: Any) -> str:
+    def _refusal_to_create(self) -> str:
         """Why no stream can be created now (as in `StreamOpened.why`); empty if it can."""
         # The disk may be an older copy of itself, but not at its first start.
         if self.counted.start > 1 and self.recovery.is_asking():
@@ -477,9 +477,12 @@ class RegionSync(HandlerMachine):
             return "owners-differ"
         if any(PROTOCOL not in listed for listed in self.speaks.values()):
             return "no-delivery"
-        if spec.schema and any(TYPED_BODIES not in listed for listed in self.speaks.values()):
-            return "no-schemas"
         return ""
+
+    def _refusal_of_schema(self, schema: str) -> str:
+        """Why no stream with this schema can be created now; empty if it can, or has none."""
+        old = schema and any(TYPED_BODIES not in listed for listed in self.speaks.values())
+        return "no-schemas" if old else ""
 
     def _known_elsewhere(self, name: str) -> StreamInfo | None:
         """Another region's stream of that name, if there is one. A second stream of the same name
