@@ -213,6 +213,13 @@ class KnowsCommittedSchemas(StreamService):
         return True
 
 
+class TakesAnyChange(StreamService):
+    """Changes of a schema are not compared with the current one."""
+
+    def _refusal_of_change(self, stream: Stream, schema: str) -> str:
+        return ""
+
+
 class KeepsSchemas(StreamService):
     """A head keeps the newest schema that it has ever appended, also if the change is truncated."""
 

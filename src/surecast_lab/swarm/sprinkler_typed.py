@@ -160,7 +160,7 @@ class SprinklerTyped(Sprinkler):
                 cluster.records[stream].offered.pop(value, None)  # no reader may have received it
             found += self._problems(stream)
         tally = super().judge()
-        tally.violations += found
+        tally.violations[:0] = found
         return tally
 
     def _problems(self, stream: str) -> list[str]:
