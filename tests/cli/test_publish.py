@@ -106,6 +106,36 @@ def test_rows_of_a_schema_are_published_and_printed(served: Served) -> None:
     assert "other" not in surecast_here("streams", *url).stdout
 
 
+def test_a_schema_is_changed_by_a_command(served: Served) -> None:
+    def call(*words: str, stdin: str = "") -> tuple[int, str, str]:
+        done = surecast_here(*words, "--url", served.url, stdin=stdin)
+        return done.returncode, done.stdout, done.stderr
+
+    publish = ("publish", "grows", "--ndjson", "-")
+    assert call(*publish, "--schema", "n int64", stdin='{"n": 1}')[0] == 0
+    more = "n int64, s string"
+    code, _, problem = call(*publish, "--schema", more, stdin='{"n": 2}')
+    assert (code, "surecast change grows --schema" in problem) == (2, True)
+    changed = (0, f"grows has a new schema from position 2 on: {more}\n", "")
+    assert call("change", "grows", "--schema", "n int64,s string") == changed
+    assert (
+        call("change", "grows", "--schema", more)[1] == f"grows has this schema already: {more}\n"
+    )
+    assert call(*publish, "--schema", more, stdin='{"s": "x"}')[0] == 0
+    code, out, _ = call("change", "grows", "--schema", more + ", b bool", "--json")
+    assert json.loads(out) == {"stream": "grows", "changed_at": 4, "schema": more + ", b bool"}
+    for words, said in (
+        (("grows", "--schema", "n int64"), "the field 's' is missing"),
+        (("grows", "--schema", "n int6"), "where a type"),
+        (("none", "--schema", more), "no stream named 'none'"),
+    ):
+        code, _, problem = call("change", *words)
+        assert (code, said in problem) == (2, True), problem
+    words = ("subscribe", "grows", "--from", "earliest", "--until", "latest", "--json")
+    shown = [json.loads(line)["attributes"] for line in call(*words)[1].splitlines()]
+    assert shown == [{"n": 1, "s": None, "b": None}, {"n": None, "s": "x", "b": None}]
+
+
 def test_publish_reads_lines_of_stdin_and_files(served: Served, tmp_path: Path) -> None:
     lines = "".join(f"{i}\n" for i in range(50_000)) + "no newline at the end"
     done = surecast_here("publish", "lines", "--url", served.url, stdin=lines)

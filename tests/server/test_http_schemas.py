@@ -65,3 +65,30 @@ def test_a_short_request_cannot_take_much_memory(monkeypatch: pytest.MonkeyPatch
             assert (await region.get("/v1/streams/t"))[1]["end"] == 11
 
     run(main)
+
+
+def test_a_schema_is_changed_by_http() -> None:
+    async def main() -> None:
+        async with Open() as region:
+            path = "/v1/streams/t"
+            new = f"{path}/events?schema=n%20int64"
+            assert (await region.post(new, b'{"n": 1}', **LINES))[0] == 200
+            more = "n%20int64,%20s%20string"
+            for seq in (2, None):  # the second request changes nothing
+                assert await region.post(f"{path}/schema?schema={more}", b"") == (
+                    200, {"stream": "t", "schema": "n int64, s string", "seq": seq}
+                )  # fmt: skip
+            body = b'{"n": 3, "s": "x"}'
+            assert (await region.post(f"{path}/events", body, **LINES))[0] == 200
+            assert (await region.get(path))[1]["schema"] == "n int64, s string"
+            for query, code, words in (
+                ("?schema=n%20int64", 409, "the field 's' is missing"),
+                ("?schema=n%20int8", 409, "'n' is int64, and cannot become int8"),
+                ("?schema=n", 400, "where a type"),
+                ("", 400, "?schema= is the whole new schema"),
+            ):
+                found, said = await region.post(f"{path}/schema{query}", b"")
+                assert (found, words in said["error"]) == (code, True), said
+            assert (await region.post(f"/v1/streams/u/schema?schema={more}", b""))[0] == 404
+
+    run(main)

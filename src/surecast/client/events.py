@@ -75,9 +75,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
         has one. Timestamps are datetimes in UTC. Timestamps in nanoseconds, and times that a
         datetime cannot have, are the number since 1970, in the unit of the column."""
         found: dict[str, Any] = {}
-        if self.schema is not None:  # the event may have been published with an earlier version
-            found = dict.fromkeys(self.schema.names)
-            found.update(zip(self.schema.names, self.fields, strict=False))
+        if self.schema is not None:
+            found = dict(zip(self.schema.names, self.fields, strict=False))
         if self.tag is not None:
             found["tag"] = self.tag
         return found
@@ -170,7 +169,11 @@ def events_of(batch: Batch, stream: str, voids: bool, schema: Schema | None = No
     if attributes is not None and schema is not None:
         if tags is None:
             columns.append(repeat(None))
-        columns += [repeat("event"), repeat(1), repeat(""), repeat(schema), fields_of(attributes)]
+        fields = fields_of(attributes)
+        added = len(schema.names) - len(attributes.types)
+        if added > 0:  # published with an earlier version of the schema
+            fields = [row + (None,) * added for row in fields]
+        columns += [repeat("event"), repeat(1), repeat(""), repeat(schema), fields]
     if batch.explicit:  # the batch has a position and a time for each event
         columns[1], columns[4] = batch.seqs().tolist(), batch.times().tolist()
     # The columns are in the order of Event's fields. `map` runs no Python code for each row.

@@ -158,12 +158,13 @@ def _mismatch(name: str, info: StreamInfo | None, spec: StreamSpec) -> StreamCon
                     f"{name} --schema ...`), then open it"
                 )
             elif why := _why_not(info.schema, spec.schema):
-                has += f" ({why})"
+                requested += f" ({why})"
         elif spec.options not in ((), info.options):
             what, has, requested = "options", str(dict(info.options)), str(dict(spec.options))
     return StreamConfigMismatch(
         f"stream {name!r} has {what}={has}, but {requested} was requested. Open it without {what}= "
-        "to use it as it is, or use another name: these are fixed when a stream is created"
+        "to use it as it is, or use another name: these are fixed when a stream is created (fields "
+        "can be added to a schema)"
     )
 
 

@@ -19,6 +19,7 @@ Files
     sprinkler.py  the scenario of Sprinkler, the protocol that replicates between regions
     sprinkler_mesh.py  the scenario of Sprinkler with meshes of clients
     sprinkler_deletion.py  the scenario of Sprinkler with streams that are deleted and created again
+    sprinkler_typed.py  the scenario of Sprinkler with schemas that are changed
     cluster.py    simulated regions of replicas, with records of what clients did and received
     mesh_clients.py  mesh clients that join and leave; checks of their internal state
     query_clients.py  clients that send queries: named subscriptions, patterns, times
