@@ -8,9 +8,11 @@ import pytest
 
 import surecast
 import surecast.sync
+from surecast.client import subscription_task
 from surecast.client.arrow import record_batch_schema
 from surecast.client.table import SMALL_MAX
 from surecast.columns.schema import read_schema
+from surecast.endpoint.endpoint import Endpoint
 from surecast.errors import NotSupported, StreamConfigMismatch, UsageError
 from tests.client.stage import Regions, play, until
 
@@ -319,5 +321,34 @@ def test_a_region_with_a_server_of_an_earlier_version_refuses_schemas() -> None:
             await regions.start("east-2")
             await until(lambda: "typed" in regions.layer("east-1").speaks["east-2"])
             assert await stream.change(schema=MORE) is not None
+
+    play(scenario)
+
+
+def test_columns_whose_names_no_server_knows_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stream was deleted while its last events were on their way."""
+    asked: list[str] = []
+
+    async def nothing(_endpoint: Endpoint, _stream: bytes, name: str) -> None:
+        asked.append(name)
+
+    async def scenario() -> None:
+        async with (
+            Regions(east=1) as regions,
+            regions.client("east") as client,
+            regions.client("east") as other,
+        ):
+            stream, before = await client.stream("s", schema=FIRST), await other.stream("s")
+            await stream.change(schema=MORE)
+            await stream.publish({"sym": "a", "venue": "NY"})
+            monkeypatch.setattr(Endpoint, "current", nothing)
+            monkeypatch.setattr(subscription_task, "ASK_AGAIN_S", 0.001)
+            event = await anext(before.subscribe(start=2))
+            assert event.attributes == {"sym": "a", "px": None}
+            assert len(event.fields) == 2
+            assert asked == ["s"] * subscription_task.UNLISTED_MAX
+            assert "the schema of 's' is not known any more" in caplog.text
 
     play(scenario)

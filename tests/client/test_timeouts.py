@@ -74,6 +74,11 @@ CALLS: list[tuple[str, Callable[[Cut], Awaitable[Any]], str]] = [
         lambda cut: cut.stream.collect(surecast.before_seq(2), timeout=SOON),
         "acknowledgement of collect() on 's'; the events may still be declared obsolete",
     ),
+    (
+        "Stream.change",
+        lambda cut: cut.stream.change(schema="n int64", timeout=SOON),
+        "the schema of 's' to be changed; it may still be changed",
+    ),
     ("Client.flush", Cut.flush, "published events to be acknowledged; publishing continues"),
     ("Stream.publish_batch", Cut.publish_batch, "room to publish a batch of 's'"),
     (
@@ -162,6 +167,7 @@ def test_every_call_to_a_region_that_is_down_times_out() -> None:
                 publishes = "ublish" in name or name in (
                     "Stream.collect",
                     "Stream.delete",
+                    "Stream.change",
                     "Client.flush",
                 )
                 assert hit.value.maybe_taken == (publishes or name == "Client.close"), name

@@ -173,6 +173,8 @@ def events_of(batch: Batch, stream: str, voids: bool, schema: Schema | None = No
         added = len(schema.names) - len(attributes.types)
         if added > 0:  # published with an earlier version of the schema
             fields = [row + (None,) * added for row in fields]
+        elif added:  # with a later one, which no server knows any more
+            fields = [row[:added] for row in fields]
         columns += [repeat("event"), repeat(1), repeat(""), repeat(schema), fields]
     if batch.explicit:  # the batch has a position and a time for each event
         columns[1], columns[4] = batch.seqs().tolist(), batch.times().tolist()
