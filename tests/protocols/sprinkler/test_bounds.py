@@ -14,7 +14,7 @@ from surecast.columns.retention import KeepAll
 from surecast.columns.schema import read_schema
 from surecast.core.replicated import Appended, Committed
 from surecast.core.streams import StreamInfo, StreamSpec, spec_bytes
-from surecast.core.types import PeerUp, Received
+from surecast.core.types import TYPED_BODIES, PeerUp, Received
 from surecast.parts import forwarding
 from surecast.protocols.sprinkler import forks, region_sync
 from surecast.protocols.sprinkler.messages import (
@@ -84,7 +84,9 @@ def bytes_of_a_part() -> None:
         for number in range(7):
             info = StreamInfo(bytes([number]) * 16, f"t{number}", "x", KeepAll(), schema=schema)
             bench.list_stream(info)
-        ads = [ad for _, ad in sent(bench.give(PeerUp("y/0", ("sprinkler",))), Advertise)]
+        ads = [
+            ad for _, ad in sent(bench.give(PeerUp("y/0", ("sprinkler", TYPED_BODIES))), Advertise)
+        ]
         assert [len(ad.infos) for ad in ads] == [3, 3, 1]
         assert [ad.more for ad in ads] == [True, True, False]
 
