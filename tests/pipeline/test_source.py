@@ -107,18 +107,6 @@ def test_voids_are_read_with_include_voids(spark: SparkSession, region: Served) 
     assert len(live) < 1_000
 
 
-def test_streams_with_a_schema_are_refused(spark: SparkSession, region: Served) -> None:
-    """Their attributes would be missing."""
-    with surecast.sync.connect(region.url) as client:
-        stream = client.stream("typed.trades", schema="sym string")
-        stream.publish({"sym": "a"})
-    for option in ({"subscribe": "typed.trades"}, {"subscribePattern": "typed.*"}):
-        with pytest.raises(Exception, match="has a schema, and Spark cannot read or write"):
-            load(spark, region, **option).count()
-    with pytest.raises(Exception, match=r"has no stream 'typed.trade'. Its streams include"):
-        load(spark, region, subscribe="typed.trade").count()  # lists it nevertheless
-
-
 def test_several_streams_and_patterns_can_be_read(spark: SparkSession, region: Served) -> None:
     for name, count in (("multi.a", 3), ("multi.b", 5), ("multi.b.x", 7), ("other", 1)):
         region.publish(name, [name.encode()] * count)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from surecast.client.sync import Loop
+from surecast.columns.schema import read_schema
 from surecast.core.endpoint import Lost as LostRange
 from surecast.endpoint.discovery import parse_url
 from surecast.endpoint.options import ClientOptions
@@ -34,6 +35,7 @@ from surecast.pipeline.options import COLUMNS
 from surecast.pipeline.plan import Range
 from surecast.pipeline.region import Server, refused
 from surecast.pipeline.rows import record_batches
+from surecast.pipeline.where import bound_filter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,15 +61,21 @@ class Task:
     fail_on_loss: bool
     columns: tuple[str, ...] = COLUMNS
     patience_s: float = PATIENCE_S
+    schema: str = ""  # of the streams, as text; "": they have none, or the task does not need it
+    where: str = ""  # the filter; "": all events
 
 
 def read(task: Task) -> Iterator[pa.RecordBatch]:
     """The rows of a task, stream by stream, each in order of position."""
+    schema = read_schema(task.schema) if task.schema else None
+    where = bound_filter(task.where, schema) if task.where else None
     with ExitStack() as stack:
         connection = TaskConnection(task, stack)
         for wanted in task.ranges:
             pieces = pieces_of(wanted, task, connection)
-            yield from record_batches(pieces, wanted.stream, task.voids, task.columns)
+            yield from record_batches(
+                pieces, wanted.stream, task.voids, task.columns, schema=schema, where=where
+            )
 
 
 def pieces_of(wanted: Range, task: Task, connection: TaskConnection) -> Iterator[Piece]:

@@ -14,7 +14,7 @@ from typing import Final
 from surecast.core.names import is_name, is_pattern, matches
 from surecast.endpoint.discovery import parse_url
 from surecast.endpoint.error_messages import bad_name
-from surecast.errors import UsageError
+from surecast.errors import FilterError, UsageError
 from surecast.pipeline.offsets import (
     EARLIEST,
     LATEST,
@@ -23,12 +23,17 @@ from surecast.pipeline.offsets import (
     timestamp_of,
     timestamps_of,
 )
+from surecast.where.columns import KEY, TIME
+from surecast.where.text import parse as parse_where
+from surecast.where.text import shown
+from surecast.where.tree import tests_in
 
 __all__ = ["NAMES", "SourceOptions", "check_names", "parse"]
 
 URL: Final = "surecast://127.0.0.1:7400"
 _NUMBER_MAX: Final = (1 << 31) - 1  # a Java int
 COLUMNS: Final = ("stream", "seq", "kind", "range", "key", "value", "attributes", "timestamp")
+_CHOICES: Final = (*COLUMNS, "tag")  # what option columns may name
 NAMES: Final = (
     "url",
     "token",
@@ -44,6 +49,7 @@ NAMES: Final = (
     "minPartitions",
     "failOnDataLoss",
     "includeVoids",
+    "where",
     "segments",
     "columns",
     "pushFilters",
@@ -79,6 +85,18 @@ class SourceOptions:
     files: bool = True  # whether to read segment files that this machine can access
     columns: tuple[str, ...] = COLUMNS
     push: bool = False  # whether the query's filters narrow the ranges that are read
+    where: str = ""  # the filter, as its canonical text; "": there is none
+
+    @property
+    def needs_schema(self) -> bool:
+        """Whether the rows, or the filter, depend on the schema of the streams."""
+        return "attributes" in self.columns or self.tests_fields
+
+    @property
+    def tests_fields(self) -> bool:
+        """Whether the filter tests other columns than those that every event has."""
+        tests = tests_in(parse_where(self.where)) if self.where else ()
+        return any(test.column not in (KEY.name, TIME.name) for test in tests)
 
     @property
     def wanted(self) -> str:
@@ -121,7 +139,16 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         _choice("segments", options.get("segments", "auto"), ("auto", "never")) == "auto",
         _columns(options.get("columns", ",".join(COLUMNS))),
         _boolean("pushFilters", options.get("pushFilters", "false")),
+        _where(options.get("where", "")),
     )
+
+
+def _where(text: str) -> str:
+    """The canonical text of a filter. Its columns are checked when the streams are known."""
+    try:
+        return shown(parse_where(text)) if text.strip() else ""
+    except FilterError as problem:
+        raise UsageError(f"option where: {problem}") from None
 
 
 def check_names(given: Iterable[str], known: Iterable[str]) -> None:
@@ -202,13 +229,13 @@ def _check_bounds(start: Bound, end: Bound, streams: tuple[str, ...], pattern: s
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    """The wanted columns, in the order of COLUMNS. Spark does not tell a source written in Python
+    """The wanted columns, in the order of _CHOICES. Spark does not tell a source written in Python
     which columns a query needs. With this option, a user can save the cost of the others."""
     wanted = {name.strip().lower() for name in text.split(",")}
-    strange = sorted(wanted - set(COLUMNS))
+    strange = sorted(wanted - set(_CHOICES))
     if strange:
-        raise UsageError(f"option columns names {strange[0]!r}; there are {', '.join(COLUMNS)}")
-    return tuple(name for name in COLUMNS if name in wanted)
+        raise UsageError(f"option columns names {strange[0]!r}; there are {', '.join(_CHOICES)}")
+    return tuple(name for name in _CHOICES if name in wanted)
 
 
 def _number(name: str, text: str) -> int:

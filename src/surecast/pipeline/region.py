@@ -24,7 +24,7 @@ from surecast.core.streams import StreamInfo
 from surecast.endpoint.discovery import parse_url, redacted, show_url
 from surecast.endpoint.http_get import http_get
 from surecast.endpoint.options import ClientOptions
-from surecast.errors import ConnectError, NotSupported, SurecastError, UsageError, WrongToken
+from surecast.errors import ConnectError, SurecastError, UsageError, WrongToken
 
 __all__ = ["Known", "Region", "Server", "Voids", "ask_server", "refused"]
 
@@ -117,18 +117,8 @@ class Region:
     # ------------------------------------------------------------ streams
 
     def streams(self, names: tuple[str, ...], pattern: str = "") -> dict[str, Known]:
-        """The streams of these names that exist; without names, all that match the pattern. Raises
-        NotSupported if one of them has a schema."""
-        found = self._known(names, pattern)
-        if typed := [name for name, known in found.items() if known.info.schema]:
-            # Without this, their attributes would be missing in the rows.
-            raise NotSupported(
-                f"stream {typed[0]!r} has a schema, and Spark cannot read or write attributes yet: "
-                "leave the stream out, or read it with Stream.read() or batches()"
-            )
-        return found
+        """The streams of these names that exist; without names, all that match the pattern."""
 
-    def _known(self, names: tuple[str, ...], pattern: str) -> dict[str, Known]:
         async def ask() -> list[tuple[StreamInfo, int]]:
             found: list[tuple[StreamInfo, int]] = []
             asked = names or (pattern,)
@@ -157,7 +147,7 @@ class Region:
                 break
             time.sleep(LOOK_S)
         wanted = missing[0] if missing else pattern
-        existing = sorted(self._known((), ">"))
+        existing = sorted(self.streams((), ">"))
         near = get_close_matches(wanted, existing, NEAR) or existing[:NEAR]
         offered = f"Its streams include {', '.join(near)}" if near else "It has no streams"
         if pattern:
@@ -168,6 +158,13 @@ class Region:
         raise UsageError(
             f"option subscribe: region {self.name!r} has no stream {wanted!r}. {offered}"
         )
+
+    def find(self, names: tuple[str, ...], pattern: str = "") -> dict[str, Known]:
+        """Like `streams`, but waits for a moment for one of them to appear if there is none."""
+        deadline = time.monotonic() + APPEAR_S
+        while not (found := self.streams(names, pattern)) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        return found
 
     def locate(self, stream_id: bytes, time_ns: int) -> int:
         """The position of the first event not older than `time_ns`; the end if there is none."""

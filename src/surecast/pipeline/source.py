@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -31,19 +31,29 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    BinaryType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from surecast.columns.intervals import IntervalSet
+from surecast.columns.schema import read_schema
 from surecast.core.names import matches
 from surecast.errors import UsageError
+from surecast.pipeline.attributes import common_schema, fits, schema_in, struct_type
 from surecast.pipeline.fetch import Task, read
 from surecast.pipeline.filters import Narrow
 from surecast.pipeline.loss import LostEnd, end_error, find_lost_end, is_short, views_of
 from surecast.pipeline.offsets import Bound, Place, Time, places_from, places_to, share
-from surecast.pipeline.options import SourceOptions, parse
+from surecast.pipeline.options import COLUMNS, SourceOptions, parse
 from surecast.pipeline.plan import EVENTS_MIN, Range, after, cut
 from surecast.pipeline.region import Known, Region, Server
 from surecast.pipeline.rows import ddl_of
+from surecast.pipeline.where import bound_filter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,20 +78,26 @@ class SurecastSource(DataSource):
     def name(cls) -> str:
         return "surecast"
 
-    def schema(self) -> str:
-        """The schema as DDL. Spark calls this in `load()`, so `load()` fails for invalid
-        options."""
-        return ddl_of(parse(self.options, streaming=False).columns)
+    def schema(self) -> StructType | str:
+        """The columns. Spark calls this in `load()`, so `load()` fails for invalid options, and if
+        the region does not answer: the type of `attributes` depends on the schema of the streams.
+        """
+        options = parse(self.options, streaming=False)
+        text = ""
+        if options.needs_schema:
+            with Region(options.url, options.token) as region:
+                text = _schema_of(options, region.find(options.streams, options.pattern))
+        if options.where:
+            bound_filter(options.where, read_schema(text) if text else None)
+        return columns_type(options.columns, text)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = parse(self.options, streaming=False)
-        _check_schema(schema, options)
-        return BatchReader(options)
+        return BatchReader(options, _schema_at_load(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = parse(self.options, streaming=True)
-        _check_schema(schema, options)
-        return StreamReader(options)
+        return StreamReader(options, _schema_at_load(schema, options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from surecast.pipeline.sink import batch_writer
@@ -94,17 +110,74 @@ class SurecastSource(DataSource):
         return stream_writer(dict(self.options), schema, overwrite)
 
 
-def _check_schema(schema: StructType, options: SourceOptions) -> None:
-    given = ", ".join(
-        f"{field.name} {field.dataType.simpleString()}{'' if field.nullable else ' not null'}"
-        for field in schema.fields
-    )
-    wanted = ddl_of(options.columns)
-    if given != wanted:
+def columns_type(names: Sequence[str], schema: str) -> StructType | str:
+    """The columns of these names, for streams with this schema ("": they have none)."""
+    if not schema or "attributes" not in names:
+        return ddl_of(names)
+    kinds = {
+        "stream": StructField("stream", StringType(), nullable=False),
+        "seq": StructField("seq", LongType(), nullable=False),
+        "kind": StructField("kind", StringType(), nullable=False),
+        "range": StructField("range", LongType(), nullable=False),
+        "attributes": StructField("attributes", struct_type(read_schema(schema))),
+        "timestamp": StructField("timestamp", TimestampType()),
+    }
+    return StructType([kinds.get(name) or StructField(name, BinaryType()) for name in names])
+
+
+def _schema_at_load(columns: StructType, options: SourceOptions) -> str | None:
+    """The schema that the column `attributes` had in `load()` ("" if there was none); None if the
+    query does not have this column."""
+    found = None
+    if "attributes" in options.columns:
+        kinds = {field.name: field.dataType for field in columns.fields}
+        kind = kinds.get("attributes")
+        found = schema_in(kind).text if isinstance(kind, StructType) else ""
+    wanted = columns_type(options.columns, found or "")
+    wanted = wanted if isinstance(wanted, str) else _shown(wanted)
+    if _shown(columns) != wanted:
         raise UsageError(
             f"the columns of a stream are {wanted}: leave out .schema(...), and select or cast "
             "afterwards"
         )
+    return found
+
+
+def _shown(columns: StructType) -> str:
+    return ", ".join(
+        f"{field.name} {field.dataType.simpleString()}{'' if field.nullable else ' not null'}"
+        for field in columns.fields
+    )
+
+
+def _schema_of(options: SourceOptions, known: Mapping[str, Known]) -> str:
+    """The schema of a query that reads these streams; "" if they have none, or the query does not
+    need it."""
+    if not options.needs_schema:
+        return ""
+    remedy = "Read each of them with its own load(), or leave the attributes out: option columns="
+    remedy += ",".join(name for name in COLUMNS if name != "attributes")
+    schemas = [(name, one.info.schema) for name, one in sorted(known.items())]
+    return common_schema(schemas, remedy)
+
+
+def _checked_schema(options: SourceOptions, known: Mapping[str, Known], loaded: str | None) -> str:
+    """The schema for the tasks. Raises UsageError if a stream does not fit the schema `loaded` (see
+    `_schema_at_load`)."""
+    found = _schema_of(options, known)
+    if loaded is None:
+        return found
+    if known and not (found == loaded == "" or fits(found, loaded)):
+        name = next(name for name, one in sorted(known.items()) if one.info.schema == found)
+        raise UsageError(
+            f"stream {name!r} has {_has(found)}, but when load() was called, the streams of the "
+            f"query had {_has(loaded)}. Call load() again"
+        )
+    return loaded
+
+
+def _has(schema: str) -> str:
+    return f"the schema ({schema})" if schema else "no schema"
 
 
 class Work(InputPartition):
@@ -153,6 +226,7 @@ def _tasks(
     ranges: list[Range],
     known: Mapping[str, Known],
     servers: tuple[Server, ...],
+    schema: str,
 ) -> list[InputPartition]:
     """Cut the ranges into tasks with about equal numbers of events, as far as the void positions
     are known."""
@@ -175,6 +249,8 @@ def _tasks(
         options.voids,
         options.fail_on_loss,
         options.columns,
+        schema=schema,
+        where=options.where,
     )
     return [Work(replace(whole, ranges=part)) for part in cut(with_voids, options.partitions_min)]
 
@@ -183,10 +259,12 @@ def _tasks(
 
 
 class BatchReader(DataSourceReader):
-    """Reads the events between two bounds, for `spark.read`."""
+    """Reads the events between two bounds, for `spark.read`. `schema` is that of `load()`, see
+    `_schema_at_load`."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, schema: str | None = "") -> None:
         self.options = options
+        self.schema = schema
         self.narrow = Narrow(
             options.voids or not options.fail_on_loss
         )  # whether there may be rows for void or lost ranges
@@ -197,6 +275,7 @@ class BatchReader(DataSourceReader):
         options = self.options
         with Region(options.url, options.token) as region:
             known = region.expect(options.streams, options.pattern)
+            schema = _checked_schema(options, known, self.schema)
             each = [
                 self._range(region, one)
                 for name, one in sorted(known.items())
@@ -205,7 +284,8 @@ class BatchReader(DataSourceReader):
             ranges = [one for one in each if one.lo < one.hi]
             if not ranges:
                 return []
-            return _tasks(region, options, ranges, known, tuple(region.servers(ranges[0].stream)))
+            servers = tuple(region.servers(ranges[0].stream))
+            return _tasks(region, options, ranges, known, servers, schema)
 
     def _range(self, region: Region, known: Known) -> Range:
         start, end, narrow = self.options.start, self.options.end, self.narrow
@@ -258,10 +338,11 @@ class _PushFilters:
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads continuously, for `spark.readStream`. Spark's offset has a `Place` for every stream
-    (offsets.py)."""
+    (offsets.py). `schema` is that of `load()`, see `_schema_at_load`."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, schema: str | None = "") -> None:
         self.options = options
+        self.schema = schema
         self._region: Region | None = None
         self._servers: tuple[Server, ...] = ()
         self._servers_at = -SERVERS_S  # when `_servers` was read (time.monotonic)
@@ -276,6 +357,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         known = self.region.expect(self.options.streams, self.options.pattern)
+        _checked_schema(self.options, known, self.schema)
         start = self.options.start
         return places_to(
             {
@@ -296,6 +378,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         places = places_from(start)
         self._check_added(places)
         known, lost = self._known(places)
+        _checked_schema(self.options, known, self.schema)
         self._latest = {name: Place(one.stream_id, one.end) for name, one in known.items()}
         begins = {
             name: _begin(places.get(name), one, lost.get(name)) for name, one in known.items()
@@ -332,7 +415,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = [one for one in ranges if one.stream not in lost]
         if not ranges:
             return []
-        return _tasks(self.region, self.options, ranges, known, self._servers_now(ranges))
+        schema = _checked_schema(self.options, known, self.schema)
+        servers = self._servers_now(ranges)
+        return _tasks(self.region, self.options, ranges, known, servers, schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _rows(partition)

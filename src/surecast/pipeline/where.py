@@ -1,4 +1,4 @@
-"""Filters (`surecast.where`) as conditions of Spark.
+"""Filters (`surecast.where`) in queries of Spark: option `where`, and conditions of Spark.
 
 Spark's own comparison differs: NaN is its largest number, null makes a condition null, and a list
 in `isin` distinguishes -0.0 from 0.0. So each test here has guards, and a condition is never null.
@@ -7,14 +7,18 @@ in `isin` distinguishes -0.0 from 0.0. So each test here has guards, and a condi
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from surecast.errors import UsageError
-from surecast.where.binding import Bound, BoundAnd, BoundOr, BoundTest, Op
-from surecast.where.columns import Kind
+import pyarrow as pa
+
+from surecast.columns.schema import Schema
+from surecast.errors import FilterError, UsageError
+from surecast.where.binding import Bound, BoundAnd, BoundOr, BoundTest, Op, bind
+from surecast.where.columns import Kind, columns_of
+from surecast.where.text import parse
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["condition"]
+__all__ = ["bound_filter", "condition"]
 
 _LARGEST: Final = (1 << 63) - 1
 _COMPARED: Final[dict[Op, Callable[[Any, Any], Any]]] = {
@@ -24,6 +28,15 @@ _COMPARED: Final[dict[Op, Callable[[Any, Any], Any]]] = {
     Op.MORE: lambda column, value: column > value,
     Op.AT_LEAST: lambda column, value: column >= value,
 }
+
+
+def bound_filter(text: str, schema: Schema | None) -> Bound:
+    """The filter of option `where`, for events of streams with this schema (None: they have
+    none)."""
+    try:
+        return bind(parse(text), columns_of(pa.schema([]) if schema is None else schema.arrow()))
+    except FilterError as problem:
+        raise UsageError(f"option where: {problem}") from None
 
 
 def condition(bound: Bound, columns: "Mapping[str, Column]") -> "Column":
