@@ -5,16 +5,20 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surecast.columns.batch import Batch
 from surecast.columns.column import column_of
+from surecast.columns.schema import schema_of
 from surecast.columns.sums import hash_column, sum_rows
+from surecast.columns.typed import Attributes
 from surecast.endpoint.attributes import writer_of
 from tests.columns import twins
 from tests.columns.test_kernels import KEYS, variants
+from tests.columns.test_typed import tables
 
 STREAM = bytes(16)
 VALUES = KEYS.map(lambda item: item or b"")
@@ -164,3 +168,64 @@ def test_rows_of_two_versions_of_a_schema_have_equal_sums() -> None:
     assert typed_total(rows) != typed_total([(*rows[0], None, "x"), more[1]], wide)
     swapped: list[Fields] = [(1, None, True, None), (None, "a", None, [1])]
     assert typed_total(rows) != typed_total(swapped), "values belong to their rows"
+
+
+def typed_sum(table: pa.RecordBatch) -> int:
+    types = schema_of(table.schema).types
+    plain = pa.RecordBatch.from_arrays(table.columns, schema=types.arrow_schema())
+    attributes = Attributes(types, table.num_rows, table=plain)
+    return sum_rows("s", Batch.of(STREAM, [b""] * table.num_rows, attributes=attributes))
+
+
+@given(tables(rows_min=2), st.data())
+@settings(max_examples=40)
+def test_the_sum_includes_attributes_however_they_are_divided(
+    table: pa.RecordBatch, data: st.DataObject
+) -> None:
+    rows, wanted = table.num_rows, typed_sum(table)
+    order = data.draw(st.permutations(range(rows)))
+    cut = data.draw(st.integers(1, rows - 1))
+    mixed = table.take(pa.array(order))
+    parts = mixed.slice(0, cut), mixed.slice(cut)
+    assert sum(map(typed_sum, parts)) % (1 << 64) == wanted
+    # A row twice in place of another one: the sum is the same only if the rows are.
+    again = table.take(pa.array([0, *range(rows - 1)]))
+    texts = [repr(row) for row in (*table.to_pylist(), *again.to_pylist())]
+    if sorted(texts[:rows]) != sorted(texts[rows:]):
+        assert typed_sum(again) != wanted
+
+
+def test_each_change_of_an_attribute_changes_the_sum() -> None:
+    def of(value: object, kind: pa.DataType) -> int:
+        return typed_sum(pa.record_batch({"a": pa.array([value], kind)}))
+
+    nested = pa.list_(pa.list_(pa.int8()))
+    values: dict[pa.DataType, list[object]] = {
+        pa.int8(): [None, 0, 1],
+        pa.bool_(): [None, False, True],
+        pa.string(): [None, "", "a"],
+        nested: [None, [], [[]], [None], [[], []], [[0]], [[None]], [[0], []], [[], [0]]],
+        pa.list_(pa.string()): [None, [], [""], [None], ["a", "b"], ["ab", ""], ["", "ab"]],
+    }
+    for kind, each in values.items():
+        assert len({of(value, kind) for value in each}) == len(each), kind
+    two = pa.record_batch({"a": pa.array([1], pa.int8()), "b": pa.array([2], pa.int8())})
+    swapped = pa.record_batch({"a": pa.array([2], pa.int8()), "b": pa.array([1], pa.int8())})
+    assert typed_sum(two) != typed_sum(swapped)
+
+
+def test_a_column_that_was_added_later_does_not_change_the_sum() -> None:
+    """So a job that is run again, after a change of the schema, has the same rows."""
+    one = pa.record_batch({"a": pa.array([1, None], pa.int8())})
+    for kind in (pa.string(), pa.list_(pa.int8()), pa.float64(), pa.bool_()):
+        assert typed_sum(one.append_column("b", pa.nulls(2, kind))) == typed_sum(one)
+
+
+def test_what_lies_behind_a_null_does_not_change_the_sum() -> None:
+    bitmap = pa.py_buffer(bytes([0b01]))
+    hidden = pa.Array.from_buffers(pa.int8(), 2, [bitmap, pa.py_buffer(bytes([7, 9]))])
+    plain = pa.array([7, None], pa.int8())
+    assert typed_sum(pa.record_batch({"a": hidden})) == typed_sum(pa.record_batch({"a": plain}))
+    lists = [pa.ListArray.from_arrays([0, 2], values) for values in (hidden, plain)]
+    one, other = (typed_sum(pa.record_batch({"a": values})) for values in lists)
+    assert one == other
