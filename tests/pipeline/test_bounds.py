@@ -30,6 +30,7 @@ from surecast.pipeline.options import SourceOptions, parse
 from surecast.pipeline.plan import Range
 from surecast.pipeline.region import Known, Server
 from surecast.pipeline.sink_options import SinkOptions
+from surecast.pipeline.sink_rows import Layout
 from surecast.pipeline.source import TIME_US_MAX, BatchReader, StreamReader
 from surecast.pipeline.staging import (
     ChunkRef,
@@ -237,7 +238,9 @@ def chunks_in_flight_to_staging() -> None:
     async def scenario(patch: pytest.MonkeyPatch) -> None:
         context = SimpleNamespace(partitionId=lambda: 0, taskAttemptId=lambda: 0)
         patch.setattr(sink, "TaskContext", SimpleNamespace(get=lambda: context))
-        stager, fake = sink.Stager(SinkOptions(stream="t"), "q", 0, "w"), FakeStream()
+        layout = Layout(("value",), False, "t")
+        stager = sink.Stager(SinkOptions(stream="t"), layout, "", "q", 0, "w")
+        fake = FakeStream()
         stager._stream = fake  # type: ignore[assignment]
 
         async def put() -> Any:

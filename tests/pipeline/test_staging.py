@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from surecast.columns.batch import COLLECT, Batch
@@ -751,3 +752,12 @@ def test_the_check_fails_if_records_that_must_be_published_are_collected(
     monkeypatch.setattr(Ledger, "is_orphan", silence_is_sufficient)
     with pytest.raises(AssertionError):
         test_chunks_of_a_killed_driver_are_collected_by_other_queries_in_time()
+
+
+def test_an_intent_of_version_0_2_0_can_be_read() -> None:
+    """It has no schemas."""
+    old = msgspec.msgpack.encode(["w", ["t"], [[7, 2, 0]], None, [], 5])
+    intent = msgspec.msgpack.decode(old, type=Intent)
+    assert intent == Intent("w", ("t",), (ChunkRef(7, 2, 0),), None, (), 5)
+    assert intent.schema(0) == ""
+    assert Intent("w", ("a", "b"), (), schemas=("", "n int64")).schema(1) == "n int64"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from hashlib import blake2b
 from itertools import takewhile
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -536,8 +537,9 @@ def test_rows_that_name_a_missing_stream_leave_no_intent(once: bool) -> None:
         rows_that_name_a_missing_stream(region, once=once)
 
 
-async def opens_nothing(client: Client, name: str, options: SinkOptions) -> None:
+async def opens_nothing(client: Client, name: str, options: SinkOptions, schema: str) -> Any:
     """A mutant of `open_target`, in which a commit checks its targets."""
+    return SimpleNamespace(schema=None)
 
 
 @pytest.mark.parametrize("once", [False, True])
@@ -579,7 +581,7 @@ def test_a_task_raises_its_first_error_and_leaves_no_thread(
 
         options, layout = SinkOptions(region.url, stream="o"), Layout(("value",), False, "o")
         with pytest.raises(Silent, match="nothing is lost or written twice"):
-            sink._stage(options, layout, rows(), "q", 0, "w")
+            sink._stage(sink.Stager(options, layout, "", "q", 0, "w"), rows())
     assert set(threading.enumerate()) <= before
 
 

@@ -35,13 +35,14 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from surecast.client.connection import Client
 from surecast.client.stream import Stream
 from surecast.client.sync import Loop
 from surecast.columns.batch import Batch
 from surecast.errors import Silent, SurecastError, UsageError
 from surecast.pipeline import sink_options
 from surecast.pipeline.sink_options import SinkOptions
-from surecast.pipeline.sink_rows import Cutter, Layout, layout_of
+from surecast.pipeline.sink_rows import Cutter, Layout, check_kind, check_schema, layout_of
 from surecast.pipeline.staging import (
     ONCE,
     ChunkRef,
@@ -61,6 +62,7 @@ from surecast.pipeline.staging_io import (
     open_target,
     patient,
     perform,
+    schema_text,
 )
 
 if TYPE_CHECKING:
@@ -88,6 +90,7 @@ class Staged(WriterCommitMessage):
     partition: int  # number of the task's partition
     targets: tuple[str, ...]  # names of target streams
     chunks: tuple[ChunkRef, ...]  # their field `target` is an index into `targets`
+    schemas: tuple[str, ...]  # of each target, with which its chunks were made; "": none
     digest: int | None = None  # a checksum of the task's rows, if the job may be run again
 
 
@@ -105,8 +108,7 @@ def batch_writer(
         )
     chosen = sink_options.parse(options)
     layout = layout_of(schema, chosen.stream)
-    _check_region(chosen)
-    return BatchWriter(chosen, layout)
+    return BatchWriter(chosen, layout, _check_region(chosen, layout, schema))
 
 
 def stream_writer(
@@ -125,19 +127,23 @@ def stream_writer(
             "option queryId is for df.write: a streaming query is identified by its checkpoint"
         )
     layout = layout_of(schema, chosen.stream)
-    if not _is_commit():
-        _check_region(chosen)
-    return StreamWriter(chosen, layout)
+    known = None if _is_commit() else _check_region(chosen, layout, schema)
+    return StreamWriter(chosen, layout, known)
 
 
-def _check_region(options: SinkOptions) -> None:
+def _check_region(options: SinkOptions, layout: Layout, columns: StructType) -> str | None:
     """Check within ten seconds that the region can be written to, even if a name server does not
-    answer. A `Loop` is used because it does not wait for the thread that resolves names."""
+    answer, and that the columns fit the stream. Returns the stream's schema; None if each row names
+    its stream. A `Loop` is used because it does not wait for the thread that resolves names."""
     loop = Loop()
     try:
-        loop.call(check_region(options))
+        known = loop.call(check_region(options, layout.schema))
     finally:
         loop.stop()
+    if known is not None:
+        assert options.stream is not None
+        check_schema(layout, columns, options.stream, known)
+    return known
 
 
 def _is_commit() -> bool:
@@ -152,11 +158,12 @@ def _is_commit() -> bool:
 
 class BatchWriter(DataSourceArrowWriter):
     """Writes one batch job. Created in the driver, and sent to the tasks and to the process that
-    commits."""
+    commits. `schema` is that of the stream; None if each row names its stream."""
 
-    def __init__(self, options: SinkOptions, layout: Layout) -> None:
+    def __init__(self, options: SinkOptions, layout: Layout, schema: str | None) -> None:
         self.options = options
         self.layout = layout
+        self.schema = schema
         self.writer = secrets.token_hex(8)
         self.once = options.query is None  # without a name, the job will never be repeated
         self.query = options.query or f"{ONCE}{self.writer}"
@@ -164,7 +171,8 @@ class BatchWriter(DataSourceArrowWriter):
         self.batch = 0 if options.part is None else options.part[1]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        return _stage(self.options, self.layout, iterator, self.query, self.batch, self.writer)
+        stager = Stager(self.options, self.layout, self.schema, self.query, self.batch, self.writer)
+        return _stage(stager, iterator)
 
     def commit(self, messages: Messages) -> None:
         staged = [m for m in messages if isinstance(m, Staged)]
@@ -189,11 +197,12 @@ class BatchWriter(DataSourceArrowWriter):
 
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes one micro-batch of a streaming query. Spark tells only the tasks which query the batch
-    belongs to; they report it in `Staged`."""
+    belongs to; they report it in `Staged`. `schema` is as for BatchWriter, for the tasks."""
 
-    def __init__(self, options: SinkOptions, layout: Layout) -> None:
+    def __init__(self, options: SinkOptions, layout: Layout, schema: str | None) -> None:
         self.options = options
         self.layout = layout
+        self.schema = schema
         self.writer = secrets.token_hex(8)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -206,7 +215,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "Spark does not say which query and batch this is (sql.streaming.queryId, "
                 "streaming.sql.batchId): rows could not be written exactly once"
             )
-        return _stage(self.options, self.layout, iterator, query, int(batch), self.writer)
+        stager = Stager(self.options, self.layout, self.schema, query, int(batch), self.writer)
+        return _stage(stager, iterator)
 
     def commit(self, messages: Messages, batchId: int) -> None:
         staged = [m for m in messages if isinstance(m, Staged)]
@@ -226,24 +236,51 @@ class StreamWriter(DataSourceStreamArrowWriter):
 class Stager:
     """Publishes chunks to the staging stream; `put` waits while too many are not acknowledged."""
 
-    def __init__(self, options: SinkOptions, query: str, batch: int, writer: str) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        layout: Layout,
+        schema: str | None,
+        query: str,
+        batch: int,
+        writer: str,
+    ) -> None:
         context = TaskContext.get()
         assert context is not None
         self.partition = context.partitionId()
         self._attempt = context.taskAttemptId()  # unique within a driver
         self._job = (query, batch, writer)  # for the keys of the chunks
-        self._options = options
+        self.options = options
+        self.layout = layout
+        # The schemas of target streams ("": none), by name.
+        self.schemas = {} if layout.stream is None else {layout.stream: schema or ""}
         self._stack = AsyncExitStack()
+        self._client: Client | None = None
         self._stream: Stream | None = None
         self._targets: dict[str, int] = {}  # name of stream → its index in `Staged.targets`
         self._rows: list[tuple[int, int]] = []  # for each chunk: number of rows, index of target
         self._seqs: list[int] = []  # positions of acknowledged chunks in the staging stream
         self._waiting: deque[asyncio.Future[tuple[int, int]]] = deque()  # the later chunks
 
+    async def _connected(self) -> Client:
+        if self._client is None:
+            self._client = await self._stack.enter_async_context(connected(self.options))
+        return self._client
+
+    async def schema_of(self, target: str) -> str:
+        """The schema of a target stream; "" if it has none. Rows without attributes do not need it:
+        the commit checks whether they can be published."""
+        found = ""
+        if self.layout.schema:
+            known = await patient((await self._connected()).streams(target))
+            # A stream that does not exist is created by the commit.
+            found = known[0].schema if known else self.layout.schema
+        self.schemas[target] = found
+        return found
+
     async def put(self, target: str, chunk: Batch) -> None:
         if self._stream is None:
-            client = await self._stack.enter_async_context(connected(self._options))
-            self._stream = await open_staging(client, self._options)
+            self._stream = await open_staging(await self._connected(), self.options)
         query, batch, writer = self._job
         number = len(self._rows)
         key = chunk_key(query, batch, writer, self.partition, self._attempt, number)
@@ -263,7 +300,8 @@ class Stager:
         await self._settle(0)
         chunks = zip(self._seqs, self._rows, strict=True)
         refs = tuple(ChunkRef(seq, rows, target) for seq, (rows, target) in chunks)
-        return Staged(*self._job, self.partition, tuple(self._targets), refs, digest)
+        schemas = tuple(self.schemas[target] for target in self._targets)
+        return Staged(*self._job, self.partition, tuple(self._targets), refs, schemas, digest)
 
     async def close(self, problem: BaseException | None) -> None:
         """Close the connection. `problem` is the error that ended the task, if any: Spark should
@@ -274,24 +312,23 @@ class Stager:
         await self._stack.__aexit__(None if problem is None else type(problem), problem, trace)
 
 
-def _stage(
-    options: SinkOptions,
-    layout: Layout,
-    batches: Iterator[pa.RecordBatch],
-    query: str,
-    batch: int,
-    writer: str,
-) -> Staged:
+def _stage(stager: Stager, batches: Iterator[pa.RecordBatch]) -> Staged:
     """Stage the rows of one task."""
-    stager, loop = Stager(options, query, batch, writer), Loop()
+    loop = Loop()
     digest = None
-    if options.query is not None:
+    if stager.options.query is not None:
         from surecast.columns.sums import sum_rows
 
         digest = 0
+
+    def schema_of(target: str) -> str:
+        found = stager.schemas.get(target)
+        return loop.call(stager.schema_of(target)) if found is None else found
+
     problem: BaseException | None = None
     try:
-        for target, chunk in _chunks(layout, batches):
+        cutter = Cutter(stager.layout, schema_of)
+        for target, chunk in _chunks(cutter, batches):
             if digest is not None:
                 digest += sum_rows(target, chunk)
             loop.call(stager.put(target, chunk))
@@ -306,8 +343,7 @@ def _stage(
             loop.stop()
 
 
-def _chunks(layout: Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, Batch]]:
-    cutter = Cutter(layout)
+def _chunks(cutter: Cutter, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, Batch]]:
     for rows in batches:
         yield from cutter.add(rows)
     yield from cutter.rest()
@@ -323,8 +359,9 @@ def _commit(options: SinkOptions, query: str, batch: int, intent: Intent, *, onc
     async def work() -> None:
         nonlocal outcome, stage
         async with connected(options) as client:
-            for name in intent.targets:
-                await open_target(client, name, options)  # fails before the intent is written
+            for target, name in enumerate(intent.targets):  # fails before the intent is written
+                wanted = intent.schema(target)
+                _check_version(name, wanted, await open_target(client, name, options, wanted))
             stage = Stage(client, await open_staging(client, options), query, options, once=once)
             try:
                 outcome = await perform(commit(query, batch, intent, _unique, once=once), stage)
@@ -356,14 +393,35 @@ def _interrupted(published: int, rows: int, problem: SurecastError) -> SurecastE
 def intent_of(writer: str, staged: list[Staged], after: int | None = None) -> Intent:
     """The intent of a batch (staging.py): the list of the chunks of all tasks, in the order of
     partitions."""
-    targets = sorted({target for task in staged for target in task.targets})
+    schemas: dict[str, str] = {}
+    for task in staged:
+        for target, schema in zip(task.targets, task.schemas, strict=True):
+            if schemas.setdefault(target, schema) != schema:
+                raise SurecastError(
+                    f"the schema of stream {target!r} changed while rows were written to it. "
+                    "Nothing is published; run the job again"
+                )
+    targets = sorted(schemas)
     index = {target: place for place, target in enumerate(targets)}
     chunks = tuple(
         ChunkRef(seq, rows, index[task.targets[target]])
         for task in sorted(staged, key=lambda task: task.partition)
         for seq, rows, target in task.chunks
     )
-    return Intent(writer, tuple(targets), chunks, after, digest=_sum_of(staged))
+    texts = tuple(schemas[target] for target in targets) if any(schemas.values()) else ()
+    return Intent(writer, tuple(targets), chunks, after, digest=_sum_of(staged), schemas=texts)
+
+
+def _check_version(name: str, staged: str, stream: Stream) -> None:
+    """Raise an error if rows that were staged with one schema cannot be published to a stream that
+    has another."""
+    schema = schema_text(stream)
+    check_kind(bool(staged), name, schema)
+    if staged != schema:
+        raise SurecastError(
+            f"stream {name!r} has the schema ({schema}), but the rows were made for ({staged}). "
+            "Nothing is published; run the job again"
+        )
 
 
 def _sum_of(staged: list[Staged]) -> int | None:
@@ -380,7 +438,7 @@ def resumed(given: Mapping[str, str]) -> Outcome:
     query = options.query
 
     async def work() -> Outcome:
-        await check_region(options)
+        await check_region(options, target=False)
         async with connected(options) as client:
             stage = Stage(client, await open_staging(client, options), query, options, once=False)
             try:

@@ -128,6 +128,12 @@ class Intent(msgspec.Struct, frozen=True, array_like=True):
     after: int | None = None  # for a part: the batch that it follows (-1: none)
     pages: tuple[int, ...] = ()  # positions of the pages that contain the list, if it is long
     digest: int | None = None  # checksum of the rows (columns/sums.py); None: not needed
+    # The schemas with which the chunks of each target were made; empty if no target has one.
+    schemas: tuple[str, ...] = ()
+
+    def schema(self, target: int) -> str:
+        """The schema of a target, given by its index; "" if it has none."""
+        return self.schemas[target] if self.schemas else ""
 
     @property
     def rows(self) -> int:

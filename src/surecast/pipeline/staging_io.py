@@ -25,6 +25,7 @@ from surecast.client.connection import Client
 from surecast.client.rules import latest_per_key
 from surecast.client.stream import Stream
 from surecast.client.subscription import Subscription
+from surecast.columns.schema import schema_of
 from surecast.endpoint.discovery import parse_url, redacted
 from surecast.endpoint.options import ClientOptions
 from surecast.errors import (
@@ -57,6 +58,7 @@ __all__ = [
     "open_target",
     "patient",
     "perform",
+    "schema_text",
 ]
 
 T = TypeVar("T")
@@ -109,14 +111,19 @@ async def patient(work: Awaitable[T]) -> T:
         ) from None
 
 
-async def check_region(options: SinkOptions) -> None:
-    """Check that the region answers and that the stream can be written to. With a wrong option the
-    driver then fails at once, instead of every task later."""
+async def check_region(
+    options: SinkOptions, schema: str = "", *, target: bool = True
+) -> str | None:
+    """Check that the region answers and, with `target`, that the stream can be written to. With a
+    wrong option the driver then fails at once, instead of every task later. If the stream does not
+    exist, it is created with this schema. Returns its schema ("" if it has none); None if the
+    options name no stream."""
     try:
         async with asyncio.timeout(ANSWER_S), connected(options, CONNECT_S) as client:
             await open_staging(client, options)
-            if options.stream is not None:
-                await open_target(client, options.stream, options)
+            if options.stream is None or not target:
+                return None
+            return schema_text(await open_target(client, options.stream, options, schema))
     except TimeoutError:
         raise SurecastError(
             f"option url: the region at {redacted(options.url)} has not answered for {ANSWER_S:g} "
@@ -129,16 +136,23 @@ async def open_staging(client: Client, options: SinkOptions) -> Stream:
     return await patient(client.stream(options.staging, retain=latest_per_key()))
 
 
-async def open_target(client: Client, name: str, options: SinkOptions) -> Stream:
-    """The stream to write to. It is created if it does not exist and the options allow it."""
+def schema_text(stream: Stream) -> str:
+    """The schema of a stream; "" if it has none."""
+    return "" if stream.schema is None else schema_of(stream.schema).text
+
+
+async def open_target(client: Client, name: str, options: SinkOptions, schema: str = "") -> Stream:
+    """The stream to write to. If it does not exist and the options allow it, it is created with
+    this schema."""
     existing = await patient(client.streams(name))
     if not existing and not options.create:
         raise UsageError(
             f"there is no stream {name!r}, and option createStreams is false. Create it, correct "
             "the name (option stream, or column `stream`), or leave createStreams out"
         )
-    # The retention of an existing stream is not changed.
-    stream = await patient(client.stream(name, retain=None if existing else options.retain))
+    # The retention and the schema of an existing stream are not changed.
+    retain, schema = (None, "") if existing else (options.retain, schema)
+    stream = await patient(client.stream(name, retain=retain, schema=schema or None))
     if not stream.supports("publisher"):
         raise NotSupported(
             f"stream {name!r} has delivery={stream.delivery!r}, which has no named publishers, so "
@@ -249,7 +263,10 @@ class Stage:
         """Publish an intent's chunks to their targets, and wait until all are acknowledged."""
         intent = act.intent
         self._check_complete(act)
-        streams = [await open_target(self._client, n, self._options) for n in intent.targets]
+        streams = [
+            await open_target(self._client, name, self._options, intent.schema(target))
+            for target, name in enumerate(intent.targets)
+        ]
         numbers = {s.stream_id: act.numbers.get(s.stream_id, 1) for s in streams}
         publishers = [s.published_as(self._publisher(s), numbers[s.stream_id]) for s in streams]
         # Chunks without an acknowledgement: number of rows, and the future acknowledgement.
