@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -51,6 +52,28 @@ def gather(folder: Path) -> None:
         pq.write_table(pa.concat_tables([pq.read_table(file) for file in files]), files[0])
         for file in files[1:]:
             file.unlink()
+
+
+def add_attributes(folder: Path) -> int:
+    """Give the events of two runs attributes. Those of the event at the returned position are
+    changed on the way to a reader of "retyped"."""
+    changed = 0
+    for table in ("published", "delivered"):
+        (file,) = (folder / table).iterdir()
+        rows = pq.read_table(file)
+        typed = [name in ("typed", "retyped") for name in rows["stream"].to_pylist()]
+        attributes = pc.if_else(pa.array(typed), rows["value"], None).to_pylist()
+        if table == "delivered":
+            places = zip(
+                *(rows[name].to_pylist() for name in ("stream", "reader", "kind")), strict=True
+            )
+            at = list(places).index(("retyped", "r1", "event"))
+            attributes[at], changed = b"changed", rows["seq"][at].as_py()
+        column = rows.schema.get_field_index("attributes")
+        pq.write_table(
+            rows.set_column(column, "attributes", pa.array(attributes, pa.binary())), file
+        )
+    return changed
 
 
 def by_stream(found: Audit) -> dict[str, StreamAudit]:
@@ -151,6 +174,7 @@ class Judged:
                 spoil(self.runs[name])
                 self.expected[name] = OTHER_WORDS.get(spoil.__name__, words)
         self.runs |= unacknowledged()
+        self.runs |= {"typed": Run(1), "retyped": Run(1)}
         for stream, run in self.runs.items():
             write(folder, stream, run)
         save(folder, "published", "other", {
@@ -158,6 +182,7 @@ class Judged:
             "value": [b"v"], "seq": [1], "offered_ns": [1],
         })  # fmt: skip
         gather(folder)
+        self.retyped = add_attributes(folder)
         self.found = audit(load(spark, str(folder)), LatestPerKey(), chunk_rows=CHUNK)
         self.streams = by_stream(self.found)
 
@@ -426,3 +451,10 @@ def test_an_invalid_trace_is_refused_with_the_reason(spark: "SparkSession", tmp_
     (tmp_path / "readers" / "s-r1.parquet").unlink()
     with pytest.raises(UsageError, match="not in readers/: r1 of s"):
         audit(load(spark, str(tmp_path)), LatestPerKey())
+
+
+def test_attributes_that_were_changed_are_a_violation(judged: Judged) -> None:
+    assert judged.streams["typed"].violations == []
+    place = f"{judged.retyped:,}"
+    words = f"G1 r1: another key, or other attributes, than published at {place}"
+    assert judged.streams["retyped"].violations == [words]

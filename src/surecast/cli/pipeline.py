@@ -172,8 +172,8 @@ def compact_archive(
 
     Exits with 1 if the archive lacks positions, or has some twice.
     """
+    from surecast.pipeline.jobs.archive import read
     from surecast.pipeline.jobs.compact import Collected, compact
-    from surecast.pipeline.rows import DDL
 
     policy = parse_retention(retain)
     assert policy is not None
@@ -181,13 +181,13 @@ def compact_archive(
     _check_new(to)
     began = time.monotonic()
     with on_spark(master, conf, "compact") as spark, watched(spark, "compact"):
-        rows = spark.read.schema(DDL).parquet(source)
+        rows = read(spark, source)
         if stream:
             rows = _of_stream(rows, stream, source)
         before = rows.where("kind = 'event'").count()
         with compact(rows, policy, rules, holes_are_void=holes_are_void) as left:
             left.orderBy("stream", "seq").write.parquet(to)
-        kept = spark.read.schema(DDL).parquet(to).groupBy("kind").count().collect()
+        kept = spark.read.parquet(to).groupBy("kind").count().collect()
     counts = {row["kind"]: row["count"] for row in kept}
     events, voids = counts.get("event", 0), counts.get("void", 0)
     saved = 1 - events / before if before else 0.0

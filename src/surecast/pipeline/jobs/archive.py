@@ -15,6 +15,8 @@ The archive has the rows of the source with a row for each void range, so togeth
 position once. A position is archived as void if it was void when the query read it; `compact`
 removes events that became void later. With failOnDataLoss=false, lost ranges are archived as rows
 of kind `lost`, in the partition of unknown days.
+
+If the streams have a schema, the files have it, too (attributes.py), and a column `tag`.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from surecast.errors import UsageError
+from surecast.pipeline.options import COLUMNS
 from surecast.pipeline.progress import Said, until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
 
 __all__ = ["DAY", "archive", "follow", "read"]
 
@@ -51,7 +55,15 @@ def follow(
     if not to:
         raise UsageError("archive needs a folder to write to: --to PATH")
     _check_folder(spark, to)
-    rows = spark.readStream.format("surecast").options(**{"includeVoids": "true", **options}).load()
+    if any(name.lower() == "where" for name in options):
+        raise UsageError(
+            "archive takes no option where: the positions of other events would be archived as "
+            "void. Archive all events, and filter when the archive is read"
+        )
+    reader = spark.readStream.format("surecast").options(**{"includeVoids": "true", **options})
+    rows = reader.load()
+    if _fields(rows) is not None:
+        rows = reader.option("columns", ",".join((*COLUMNS, "tag"))).load()
     day = f.coalesce(f.date_format("timestamp", "yyyy-MM-dd"), f.lit("unknown"))
     writer = (
         rows.withColumn(DAY, day)
@@ -110,8 +122,26 @@ def archive(
 def read(spark: SparkSession, path: str) -> DataFrame:
     """An archive as a DataFrame with the columns of the source.
 
-    The types are given explicitly: from the folder names Spark would infer 7 for stream 007.
+    The types are given explicitly: from the folder names Spark would infer 7 for stream 007. If
+    columns were added to the schema of the streams, they are null in older rows.
     """
-    from surecast.pipeline.rows import DDL, SCHEMA
+    from surecast.pipeline.attributes import schema_in
+    from surecast.pipeline.source import columns_type
 
-    return spark.read.schema(DDL).parquet(path).select(*SCHEMA.names)
+    found = spark.read.parquet(path)
+    text = ""
+    names: tuple[str, ...] = COLUMNS
+    if _fields(found) is not None:
+        fields = _fields(spark.read.option("mergeSchema", "true").parquet(path))
+        assert fields is not None
+        text, names = schema_in(fields).text, (*COLUMNS, "tag")
+    return spark.read.schema(columns_type(names, text)).parquet(path).select(*names)
+
+
+def _fields(rows: DataFrame) -> StructType | None:
+    """The type of the column `attributes`, if it is that of streams with a schema."""
+    from pyspark.sql.types import StructType
+
+    kinds = {field.name: field.dataType for field in rows.schema.fields}
+    kind = kinds.get("attributes")
+    return kind if isinstance(kind, StructType) else None

@@ -1,6 +1,6 @@
 """Applies retention rules to an archive: keeps live events, writes void ranges for the rest.
 
-    with compact(spark.read.schema(DDL).parquet("/archive"), latest_per_key()) as kept:
+    with compact(archive.read(spark, "/archive"), latest_per_key()) as kept:
         kept.write.parquet("/archive-compacted")
 
 The input has the columns of `surecast.pipeline.rows`. The result covers exactly the positions of
@@ -113,10 +113,15 @@ def compact(
     policy = as_policy(retain)
     _check(archive, policy, rules)
     with ExitStack() as until:
-        columns = archive.select(*_COLUMNS)
+        columns = archive.select(*_columns_of(archive))
         rows = _flagged(columns, policy, rules, now or datetime.now(UTC), until)
-        voids = _voids(rows, holes_are_void, bucket, until)
-        yield rows.where("live").select(*_COLUMNS).unionByName(voids)
+        voids = _with_nulls(_voids(rows, holes_are_void, bucket, until), columns)
+        yield rows.where("live").select(*columns.columns).unionByName(voids)
+
+
+def _columns_of(archive: DataFrame) -> list[str]:
+    """The columns of the result. An archive of streams with a schema has tags in a column."""
+    return [*_COLUMNS, "tag"] if "tag" in archive.columns else [*_COLUMNS]
 
 
 def _cached(rows: DataFrame, until: ExitStack) -> DataFrame:
@@ -187,12 +192,12 @@ def _flagged(
             live &= F.col("seq") >= F.col("end") - n
         case KeepFor(ns):
             now_ns = (now - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
-            live &= ~_matches(BeforeTime(now_ns - ns))
+            live &= ~_matches(BeforeTime(now_ns - ns), _tag(rows))
     for rule in rules:
-        gone = _matches(rule.predicate)
+        gone = _matches(rule.predicate, _tag(rows))
         live &= ~(gone if rule.seq is None else gone & (F.col("seq") < rule.seq))
     stays = live | (F.col("kind") == "lost")
-    return rows.select(*_COLUMNS, stays.alias("live"))
+    return rows.select(*_columns_of(rows), stays.alias("live"))
 
 
 def _with_newest(rows: DataFrame, until: ExitStack) -> DataFrame:
@@ -209,7 +214,11 @@ def _with_newest(rows: DataFrame, until: ExitStack) -> DataFrame:
     return joined.withColumn("newest", F.coalesce("is_newest", F.lit(False)))
 
 
-def _matches(predicate: Predicate) -> Column:
+def _tag(rows: DataFrame) -> Column:
+    return rows["tag"] if "tag" in rows.columns else rows["attributes"]["tag"]
+
+
+def _matches(predicate: Predicate, tag_of: Column) -> Column:
     """Whether the predicate matches a row; never null."""
     from pyspark.sql import functions as F
 
@@ -223,7 +232,7 @@ def _matches(predicate: Predicate) -> Column:
         case KeyPrefix(prefix):
             found = F.substring("key", 1, len(prefix)) == _literal(prefix)
         case TagIs(tag):
-            found = F.col("attributes")["tag"] == _literal(tag)
+            found = tag_of == _literal(tag)
     return F.coalesce(found, F.lit(False))
 
 
@@ -360,6 +369,18 @@ def _examples(runs: Sequence[Run]) -> str:
     return f"positions {some}" + (" and more" if len(runs) > SHOWN_MAX else "")
 
 
+def _with_nulls(voids: DataFrame, like: DataFrame) -> DataFrame:
+    """Void rows with all columns of another table."""
+    from pyspark.sql import functions as F
+
+    nulls = {
+        field.name: F.lit(None).cast(field.dataType)
+        for field in like.schema.fields
+        if field.name not in voids.columns
+    }
+    return voids.withColumns(nulls)
+
+
 def _void_rows(runs: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
@@ -368,8 +389,5 @@ def _void_rows(runs: DataFrame) -> DataFrame:
         (F.col("hi") - 1).alias("seq"),
         F.lit("void").alias("kind"),
         (F.col("hi") - F.col("lo")).alias("range"),
-        F.lit(None).cast("binary").alias("key"),
-        F.lit(None).cast("binary").alias("value"),
-        F.lit(None).cast("map<string,binary>").alias("attributes"),
         F.timestamp_micros("time_us").alias("timestamp"),
     )

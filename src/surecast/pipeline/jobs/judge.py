@@ -41,7 +41,8 @@ HELD_MAX: Final = 2_000_000  # maximum number of acknowledged events in the memo
 HELD_BYTES_MAX: Final = 256 << 20  # maximum size of their keys and values, per executor or task
 SID_SHIFT: Final = 44  # positions are smaller than 2 to this power
 # The result of comparing a delivered event with the event that was acknowledged at its position.
-FITS, OTHER_KEY, OTHER_EVENT, NO_ACK = range(4)
+# OTHER_FIELDS: its value is the same, but its key or its attributes are not.
+FITS, OTHER_FIELDS, OTHER_EVENT, NO_ACK = range(4)
 
 
 class Judge:
@@ -63,7 +64,7 @@ class Judge:
             F.count("seq").alias("acked"),
             F.max("seq").alias("latest"),
             F.count_if(F.col("key").isNull()).alias("no_key"),
-            F.sum(_size("key") + _size("value")).alias("bytes"),
+            F.sum(_size("key") + _size("value") + _size("attributes")).alias("bytes"),
         )
         published = {row["stream"]: row for row in counts.collect()}
         names = sorted(published.keys() | {row["stream"] for row in self.reader_rows})
@@ -138,6 +139,7 @@ class Judge:
             F.col("seq").alias("last"),
             "key",
             "value",
+            "attributes",
             F.unix_micros("timestamp").alias("time_us"),
             "got_ns",
             F.expr("seq < first OR seq > limit OR range < 1").alias("invalid"),
@@ -146,7 +148,7 @@ class Judge:
         event, lost, invalid = F.col("is_event"), F.col("is_lost"), F.col("invalid")
         positions = F.col("last") - F.col("lo") + 1
         found = in_order(
-            given.drop("key", "value", "got_ns"),
+            given.drop("key", "value", "attributes", "got_ns"),
             "rid",
             "number",
             self.chunk_rows,
@@ -294,18 +296,21 @@ class Judge:
             _place("seq").alias("place"),
             F.col("key").alias("ack_key"),
             F.col("value").alias("ack_value"),
+            F.col("attributes").alias("ack_attributes"),
             "offered_ns",
         )
+        same = F.col("ack_key").eqNullSafe(F.col("key"))
+        same &= F.col("ack_attributes").eqNullSafe(F.col("attributes"))
         fits = (
             F.when(F.col("ack_value").isNull(), NO_ACK)
             .when(F.col("ack_value") != F.col("value"), OTHER_EVENT)
-            .when(F.col("ack_key").eqNullSafe(F.col("key")), FITS)
-            .otherwise(OTHER_KEY)
+            .when(same, FITS)
+            .otherwise(OTHER_FIELDS)
         )
         acked = sum(stream.acked for stream in self.streams)
         tasks = int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1)
         acks = acks.hint(join_hint(acked, self.bytes, tasks))
-        fit = F.col("fits") <= OTHER_KEY  # the value is the acknowledged one
+        fit = F.col("fits") <= OTHER_FIELDS  # the value is the acknowledged one
         self.got = (
             self.given.where("is_event")
             .withColumn("place", _place("last"))
@@ -318,6 +323,7 @@ class Judge:
                 "fits",
                 F.when(fit, F.col("ack_key")).otherwise(F.col("key")).alias("key"),
                 F.when(~fit, F.col("value")).alias("value"),
+                F.when(~fit, F.col("attributes")).alias("attributes"),
                 F.when(fit, F.col("got_ns") - F.col("offered_ns")).alias("late_ns"),
             )
         )
@@ -378,16 +384,17 @@ class Judge:
     def _look_up(self) -> None:
         """Identify the events of `odd` readers by their values, and report those that nobody
         published, or that have another key or position than the acknowledged ones."""
-        other_key = self.got.where(F.col("fits") == OTHER_KEY).select(
+        other_fields = self.got.where(F.col("fits") == OTHER_FIELDS).select(
             "rid", F.col("last").alias("at")
         )
-        self._each(other_key, "G1 {}: another key than published at")
+        self._each(other_fields, "G1 {}: another key, or other attributes, than published at")
         known = self.published.select(
             "sid",
             "value",
             "publisher",
             "number",
             F.col("key").alias("own_key"),
+            F.col("attributes").alias("own_attributes"),
             F.col("seq").alias("own_seq"),
         )
         odd = self.got.where(F.col("fits") >= OTHER_EVENT)
@@ -396,7 +403,8 @@ class Judge:
         )
         self._each(found.where("number IS NULL"), "G1 {}: nobody published what it got at")
         real = found.where("number IS NOT NULL")
-        self._each(real.where("NOT key <=> own_key"), "G1 {}: another key than published at")
+        other = "NOT key <=> own_key OR NOT attributes <=> own_attributes"
+        self._each(real.where(other), "G1 {}: another key, or other attributes, than published at")
         displaced = real.where(F.col("fits") == OTHER_EVENT)
         for rid, n in self._each(displaced, "G10 {}: got another event than stands at").items():
             self.readers[rid].lost += n
@@ -432,7 +440,7 @@ class Judge:
     def _find_doubles(self, suspects: list[int]) -> None:
         """G10: find events that a reader received twice. Not needed for a reader with rising
         positions whose events all match the acknowledged ones."""
-        fit = self.got.where(F.col("rid").isin(suspects) & (F.col("fits") <= OTHER_KEY))
+        fit = self.got.where(F.col("rid").isin(suspects) & (F.col("fits") <= OTHER_FIELDS))
         ids = fit.select("rid", "last", F.concat_ws("/", "sid", "last").alias("id"))
         every = ids if self.resolved is None else ids.unionByName(self.resolved.drop("key"))
         twice = every.groupBy("rid", "id").agg(F.min("last").alias("at"), many()).where("n > 1")
@@ -495,7 +503,7 @@ class Judge:
         if self.resolved is None:  # all delivered events have the keys they were published with
             got = self.given.where("is_event").select("rid", "key", "last")
         else:
-            got = self.got.where(F.col("fits") <= OTHER_KEY).select("rid", "key", "last")
+            got = self.got.where(F.col("fits") <= OTHER_FIELDS).select("rid", "key", "last")
             got = got.unionByName(self.resolved.select("rid", "key", "last"))
         if any(self.losses):  # a lost event outdates earlier ones of its key
             lost = known.join(readers, "sid").join(self._lost_positions(), ["rid", "seq"])

@@ -8,7 +8,8 @@ each slice until the next one is due. With a name, the replay publishes each eve
 once under that name: the region stores the position that the replay has reached, and another run
 continues after this position, also if the archive has grown meanwhile.
 
-Void and lost positions are left out; the number of lost positions is logged as a warning.
+Void and lost positions are left out; the number of lost positions is logged as a warning. A stream
+that does not exist is created with the schema of the rows, if they have one.
 """
 
 from __future__ import annotations
@@ -127,7 +128,9 @@ def _events(rows: DataFrame) -> DataFrame:
             f"there are rows with seq {'NULL' if strange[0] is None else strange[0]}: every row "
             "must have a seq of at least 0, or it would not be replayed"
         )
-    columns = [name for name in ("key", "value", "attributes") if name in rows.columns]
+    columns: list[str] = [name for name in ("key", "value", "attributes") if name in rows.columns]
+    if "tag" in rows.columns and dict(rows.dtypes).get("attributes", "").startswith("struct"):
+        columns.append("tag")  # in other rows it is in `attributes`
     return rows.select("seq", *columns)
 
 

@@ -9,6 +9,8 @@ published/  a row for every event that a publisher offered
     value binary        unique in the stream: it identifies the event
     seq bigint          the position in the acknowledgement; null if it was not acknowledged
     offered_ns bigint   when it was offered; null if not measured
+    attributes binary   its attributes, in any form that is the same in both tables; null, or no
+                        column, if it has none
 
 delivered/  a row for every event and range that a reader received, in the order of delivery
     stream string, reader string
@@ -19,6 +21,7 @@ delivered/  a row for every event and range that a reader received, in the order
     key binary, value binary
     timestamp timestamp  the time that the owner of the stream assigned to the event
     got_ns bigint       when it was delivered; null if not measured
+    attributes binary   as above
 
 readers/    a row for every reader, also for one that received nothing
     stream string, region string, reader string
@@ -47,9 +50,10 @@ __all__ = ["TABLES", "Trace", "load", "save"]
 
 TABLES: Final = {
     "published": "stream string, publisher string, number bigint, key binary, value binary, "
-    "seq bigint, offered_ns bigint",
+    "seq bigint, offered_ns bigint, attributes binary",
     "delivered": "stream string, reader string, number bigint, kind string, seq bigint, "
-    "range bigint, key binary, value binary, timestamp timestamp, got_ns bigint",
+    "range bigint, key binary, value binary, timestamp timestamp, got_ns bigint, "
+    "attributes binary",
     "readers": "stream string, region string, reader string, first bigint, voids boolean, "
     "malformed bigint",
 }
@@ -81,8 +85,8 @@ def load(spark: SparkSession, folder: str) -> Trace:
 
 
 def save(folder: Path, table: str, name: str, columns: dict[str, Any]) -> None:
-    """Write a client's rows of one table, given as arrays by column. The file appears complete or
-    not at all."""
+    """Write a client's rows of one table, given as arrays by column (`attributes` may be missing).
+    The file appears complete or not at all."""
     import pyarrow.parquet as pq
 
     path = folder / table / f"{name}.parquet"
@@ -104,7 +108,10 @@ def _table(table: str, columns: dict[str, Any]) -> pa.Table:
     }
     fields = (field.split() for field in TABLES[table].split(", "))
     schema = pa.schema([(name, types[kind]) for name, kind in fields])
-    return pa.table(columns).select(schema.names).cast(schema)
+    found = pa.table(columns)
+    if "attributes" in schema.names and "attributes" not in found.schema.names:
+        found = found.append_column("attributes", pa.nulls(found.num_rows, pa.binary()))
+    return found.select(schema.names).cast(schema)
 
 
 def _first_line(problem: Exception) -> str:
