@@ -7,7 +7,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from surecast_lab.swarm.spark_rounds import ALL, LATE, LATEST, Load, SparkRound, _Round, run_round
+from surecast_lab.swarm.spark_rounds import (
+    ALL,
+    FILTERED,
+    LATE,
+    LATEST,
+    Load,
+    SparkRound,
+    _Round,
+    run_round,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,24 +48,25 @@ def test_the_judge_detects_missing_duplicate_and_changed_rows(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
     """Wrong outputs must be violations, otherwise a clean round would mean nothing."""
-    sound = [(ALL, seq, "event", 1, b"%012d" % (seq - 1)) for seq in range(1, 6)]
+    sound = [(ALL, seq, "event", 1, b"%012d" % (seq - 1), None) for seq in range(1, 6)]
     sound += [
-        (LATEST, 3, "void", 3, None),
-        (LATEST, 4, "event", 1, b"4"),
-        (LATEST, 5, "event", 1, b"5"),
+        (LATEST, 3, "void", 3, None, None),
+        (LATEST, 4, "event", 1, b"4", b"k1"),
+        (LATEST, 5, "event", 1, b"5", None),
     ]
     spoilt = {
         "sound": sound,
         "missing": sound[:2] + sound[3:],
         "doubled": [*sound, sound[0]],
-        "changed": [(*sound[0][:4], b"x" * 12), *sound[1:]],
-        "void is short": [*sound[:5], (LATEST, 3, "void", 2, None), *sound[6:]],
+        "changed": [(*sound[0][:4], b"x" * 12, None), *sound[1:]],
+        "void is short": [*sound[:5], (LATEST, 3, "void", 2, None, None), *sound[6:]],
+        "not filtered": [*sound[:-1], (LATEST, 5, "event", 1, b"5", FILTERED)],
         "ends early": sound[:-1],
     }
     for what, rows in spoilt.items():
         folder = tmp_path / what.replace(" ", "-")
         (folder / "output").mkdir(parents=True)
-        names = ("stream", "seq", "kind", "range", "value")
+        names = ("stream", "seq", "kind", "range", "value", "key")
         table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
         pq.write_table(table, folder / "output" / "part.parquet")
         spark_round = _Round.__new__(_Round)

@@ -2,7 +2,8 @@
 
 There are two regions, west and east, of two real servers each. A publisher fills two streams: one
 keeps all events, the other the latest event of each key. A Spark query reads both by a pattern,
-with void ranges, and writes Parquet files. The steps of a round:
+with void ranges, and writes Parquet files. It has a filter that no event with a certain key passes.
+The steps of a round:
 
     west       it reads from west
     failover   both servers of west are killed (SIGKILL); the query is restarted with east's url
@@ -14,8 +15,8 @@ with void ranges, and writes Parquet files. The steps of a round:
     end        publishing ends; the rest is read with availableNow, from east
 
 Then Spark checks all output files together: they must contain every position of all streams
-exactly once, and every event of the first stream as it was published. No query may have reported a
-loss of data.
+exactly once, every event of the first stream as it was published, and no event with the key. No
+query may have reported a loss of data.
 
     python -m surecast_lab.swarm.spark_rounds [--minutes 10] [--seed 1]
 """
@@ -53,6 +54,8 @@ __all__ = ["SparkRound", "run_round"]
 
 ALL, LATEST, LATE, PATTERN = "load.all", "load.latest", "load.late", "load.>"
 ROWS, KEYS = 500, 2_000
+FILTERED = b"k0"  # events with this key do not pass the filter; events without a key do
+WHERE = f"not exists key or key != {FILTERED!r}"
 READY_S = 120.0
 STUCK_S = 180.0
 DOWN_S = 2.0
@@ -165,6 +168,7 @@ class _Round:
             .option("subscribePattern", PATTERN)
             .option("startingOffsets", "earliest")
             .option("includeVoids", "true")
+            .option("where", WHERE)
             .option("maxOffsetsPerTrigger", "200000")
             .load()
         )
@@ -307,6 +311,9 @@ class _Round:
             result.violations.append(
                 f"{ALL}: {found} are in the output, {load.published[ALL]} were published"
             )
+        passed = events.where(f.col("key") == f.lit(FILTERED)).count()
+        if passed:
+            result.violations.append(f"{passed} events in the output do not pass {WHERE}")
         void = rows.where("kind = 'void'").agg(f.sum("range")).first()
         result.void = int(void[0] or 0) if void else 0
         rows.unpersist()
