@@ -84,21 +84,21 @@ BINDING = "surecast.where.binding:"
 # A rule of the semantics that is left out.
 MUTANTS: dict[str, Edit] = {
     "float32 is compared as float32": Edit(
-        EVALUATE + "_numbers", "values.astype(np.float64, copy=False)", "values"
+        EVALUATE + "numbers_of", "values.astype(np.float64, copy=False)", "values"
     ),
     "NaN differs from every number": Edit(
-        EVALUATE + "_Batch._number", "has & ~np.isnan(values)", "has"
+        EVALUATE + "Evaluation._number", "has & ~np.isnan(values)", "has"
     ),
     "a negated test accepts null": Edit(
-        EVALUATE + "_Batch._test",
+        EVALUATE + "Evaluation._test",
         "(~found if test.negated else found) & comparable",
         "~(found & comparable) if test.negated else found & comparable",
     ),
     "a missing column passes negated tests": Edit(
-        EVALUATE + "_Batch._test", "test.op is Op.EXISTS and test.negated", "test.negated"
+        EVALUATE + "Evaluation._test", "test.op is Op.EXISTS and test.negated", "test.negated"
     ),
     "null is a value": Edit(
-        EVALUATE + "_Batch._has",
+        EVALUATE + "Evaluation._has",
         "found = array.is_valid().to_numpy(zero_copy_only=False)",
         "found = np.ones(self.rows, np.bool_)",
     ),

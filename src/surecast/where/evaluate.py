@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from surecast.where.binding import Bound, BoundAnd, BoundOr, BoundTest, Op
 from surecast.where.columns import Column, Kind, array_of
 
-__all__ = ["Columns", "Rows", "passes"]
+__all__ = ["Columns", "Evaluation", "Rows", "numbers_of", "passes"]
 
 Rows = np.ndarray[Any, np.dtype[np.bool_]]
 # The columns of a batch by name. One that is missing has no values.
@@ -34,10 +34,10 @@ def passes(bound: Bound, columns: Columns, rows: int) -> Rows:
     """For each row of a batch, whether it passes the filter. Raises UsageError if a column does not
     have the type that the filter was bound to. The arrays must be valid: pyarrow trusts the offsets
     in them."""
-    return _Batch(columns, rows).passes(bound)
+    return Evaluation(columns, rows).passes(bound)
 
 
-class _Batch:
+class Evaluation:
     """The columns of a batch; what several tests need of a column is computed once."""
 
     def __init__(self, columns: Columns, rows: int) -> None:
@@ -94,7 +94,7 @@ class _Batch:
         column = test.column
         values = self.numbers.get(column.name)
         if values is None:
-            values = self.numbers[column.name] = _numbers(column, array)
+            values = self.numbers[column.name] = numbers_of(column, array)
             has = self._has(column.name, array)
             self.comparable[column.name] = (
                 has & ~np.isnan(values) if column.kind is Kind.FLOAT else has
@@ -102,7 +102,7 @@ class _Batch:
         return _compare(test, values), self.comparable[column.name]
 
 
-def _numbers(column: Column, array: pa.Array) -> Any:
+def numbers_of(column: Column, array: pa.Array) -> Any:
     """The values as a numpy array; anything where there is none. Floats are float64."""
     if column.kind is Kind.BOOL:
         return array.fill_null(False).to_numpy(zero_copy_only=False)

@@ -1,0 +1,260 @@
+"""A segment of the filter index (index.py): filters that do not change, as arrays."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from surecast.where.binding import Bound, BoundTest, Op
+from surecast.where.columns import Kind
+from surecast.where.evaluate import passes
+from surecast.where.kernels import (
+    CONTAINS,
+    EXISTS,
+    LISTED,
+    NEGATED,
+    OPEN,
+    RANGE,
+    STARTS_WITH,
+    TEXT_RANGE,
+    linking,
+    matching,
+    put_values,
+    selected,
+)
+from surecast.where.normal import Conjunction, conjunctions
+from surecast.where.rows import Codes, Int32s, Int64s, Rows, pool
+
+__all__ = ["Segment"]
+
+_ACCESS_MAX = 16  # values of an `in` by which a conjunction is put into clusters
+_PAIRS_MAX = 1 << 22  # pairs of rows and conjunctions in one call of the kernel
+
+_INT64: Final = np.iinfo(np.int64)
+_RANGES: Final = (Op.LESS, Op.AT_MOST, Op.MORE, Op.AT_LEAST, Op.BETWEEN)
+_READING: Final = (*_RANGES, Op.STARTS_WITH, Op.CONTAINS)  # tests of texts that need the text
+_TEXTS: Final = (Kind.STRING, Kind.BINARY)
+
+
+def _access_values(test: BoundTest) -> tuple[Any, ...]:
+    """The values by which a test can put its conjunction into clusters; empty if it cannot."""
+    if test.negated or test.op not in (Op.EQUAL, Op.IN) or len(test.values) > _ACCESS_MAX:
+        return ()
+    return test.values
+
+
+class Segment:
+    """Filters by their numbers in the index. `ids`, where it is a parameter, has the id of each
+    number; -1 if the filter was removed."""
+
+    def __init__(self, codes: Codes, filters: Mapping[int, Bound], links: Int32s) -> None:
+        self.numbers = list(filters)
+        self.whole_filters: list[tuple[int, Bound]] = []  # too large to be divided
+        parts: list[tuple[int, Conjunction]] = []  # a conjunction, and the number of its filter
+        counts: Counter[tuple[int, int]] = Counter()  # conjunctions by the value of an equality
+        self.repeated_count = 0
+        repeated: list[int] = []
+        for number, bound in filters.items():
+            divided = conjunctions(bound)
+            if divided is None:
+                self.whole_filters.append((number, bound))
+                continue
+            for part in divided:
+                parts.append((number, part))
+                repeated.append(self.repeated_count if len(divided) > 1 else -1)
+                for test in part:
+                    if values := _access_values(test):
+                        slot = codes.slot(test.column)
+                        counts.update((slot, codes.number(slot, value)) for value in values)
+            self.repeated_count += len(divided) > 1
+        self.filter_numbers = np.array([number for number, _ in parts], np.int32)
+        self.repeated = np.array(repeated, np.int32)
+        tests = _Tests(codes)
+        clusters: dict[int, dict[int, list[int]]] = {}  # slot → value → conjunctions
+        rest: list[int] = []
+        for number, (_, part) in enumerate(parts):
+            access = _access(codes, part, counts)
+            if access is None:
+                rest.append(number)
+            else:
+                slot = codes.slot(access.column)
+                by_value = clusters.setdefault(slot, {})
+                for value in access.values:
+                    by_value.setdefault(codes.number(slot, value), []).append(number)
+            tests.add([test for test in part if test is not access])
+        self.tests = tests.arrays()
+        self._lay_out(clusters, rest, links)
+
+    @property
+    def size(self) -> int:
+        return len(self.numbers)
+
+    def _lay_out(
+        self, clusters: dict[int, dict[int, list[int]]], rest: list[int], links: Int32s
+    ) -> None:
+        """Put clusters into groups, each sorted by link: group 0 has the conjunctions without a
+        cluster. Each column with clusters has a hash table from the value to its group."""
+        groups = [rest]
+        tables = [0]
+        keys, group_of = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
+        for by_value in clusters.values():
+            size = 1 << (2 * len(by_value)).bit_length()
+            keys.append(np.zeros(size, np.int64))
+            group_of.append(np.full(size, -1, np.int32))
+            put_values(np.array(list(by_value), np.int64), len(groups), keys[-1], group_of[-1])
+            groups += by_value.values()
+            tables.append(tables[-1] + size)
+        self.access = (
+            np.array(list(clusters), np.int32), np.array(tables, np.int64),
+            np.concatenate(keys), np.concatenate(group_of),
+        )  # fmt: skip
+        sizes = np.array([len(group) for group in groups], np.int64)
+        self.starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
+        members = np.array([number for group in groups for number in group], np.int32)
+        in_group = np.repeat(np.arange(sizes.size), sizes)
+        link = links[self.filter_numbers[members]]
+        tests = np.diff(self.tests[0])[members]  # those with few tests first: they pass more rows
+        order = np.lexsort((tests, link, in_group))
+        self.members, self.links = members[order], link[order]
+        first = np.diff(self.links, prepend=-1) != 0
+        first[self.starts[:-1][sizes > 0]] = True
+        edges = np.flatnonzero(first)
+        ends = np.append(edges, members.size)[1:]
+        self.run_ends = np.repeat(ends, ends - edges).astype(np.int32)
+
+    # ------------------------------------------------------------ matching
+
+    def match(self, rows: Rows, ids: Int64s) -> Iterator[tuple[Int32s, Int64s]]:
+        """Yields rows and the ids of filters that they pass."""
+        for number, bound in self.whole_filters:
+            if ids[number] >= 0:
+                found = np.flatnonzero(passes(bound, rows.columns, rows.size))
+                yield found.astype(np.int32), np.full(found.size, ids[number], np.int64)
+        groups, totals = self._selected(rows)
+        each = groups.size // rows.size
+        totals = np.cumsum(totals)
+        seen = np.zeros(self.repeated_count, np.int64)
+        lo = 0
+        while lo < rows.size:
+            before = int(totals[lo - 1]) if lo else 0
+            hi = max(lo + 1, int(np.searchsorted(totals, before + _PAIRS_MAX, "right")))
+            room = int(totals[hi - 1]) - before
+            if room:
+                out_rows, out_ids = np.empty(room, np.int32), np.empty(room, np.int64)
+                count = matching(
+                    lo, hi, *rows.arrays, groups[lo * each : hi * each],
+                    self.starts, self.members, *self.tests,
+                    self.filter_numbers, ids, self.repeated, seen, out_rows, out_ids,
+                )  # fmt: skip
+                yield out_rows[:count], out_ids[:count]
+            lo = hi
+
+    def link(
+        self, rows: Rows, ids: Int64s, link_of: Int32s, used: int, masks: Any, counts: Int32s
+    ) -> None:
+        """Set the bits of the links of which each row passes a filter, as `linking` says."""
+        groups, totals = self._selected(rows)
+        if totals.any():
+            linking(
+                rows.size, *rows.arrays, groups, self.starts, self.members, *self.tests,
+                self.filter_numbers, ids, self.links, self.run_ends, used, masks, counts,
+            )  # fmt: skip
+        for number, bound in self.whole_filters:
+            word, bit = divmod(int(link_of[number]), 64)
+            mask = masks[word * rows.size : (word + 1) * rows.size]
+            new = mask & np.uint64(1 << bit) == 0
+            if ids[number] >= 0 and new.any():
+                new &= passes(bound, rows.columns, rows.size)
+                mask[new] |= np.uint64(1 << bit)
+                counts[new] += 1
+
+    def _selected(self, rows: Rows) -> tuple[Int32s, Int64s]:
+        groups = np.empty(rows.size * (self.access[0].size + 1), np.int32)
+        totals = np.empty(rows.size, np.int64)
+        selected(
+            rows.size, rows.width, rows.cells, rows.states, *self.access, self.starts, groups,
+            totals,
+        )  # fmt: skip
+        return groups, totals
+
+
+def _access(codes: Codes, part: Conjunction, counts: Counter[tuple[int, int]]) -> BoundTest | None:
+    """The equality test of a conjunction whose values the fewest conjunctions test."""
+    best, least = None, math.inf
+    for test in part:
+        if values := _access_values(test):
+            slot = codes.slot(test.column)
+            total = sum(counts[slot, codes.number(slot, value)] for value in values)
+            if total < least:
+                best, least = test, total
+    return best
+
+
+class _Tests:
+    """The tests of conjunctions as the kernels read them."""
+
+    def __init__(self, codes: Codes) -> None:
+        self.codes = codes
+        self.firsts = [0]
+        self.tests: list[int] = []
+        self.listed: list[int] = []
+        self.literals: list[bytes] = []
+
+    def add(self, conjunction: list[BoundTest]) -> None:
+        for test in conjunction:
+            slot = self.codes.slot(test.column)
+            if test.column.kind in _TEXTS and test.op in _READING:
+                self.codes.read.add(slot)
+                what, low, high = self._of_text(test)
+            else:
+                what, low, high = self._of_number(test, slot)
+            self.tests += (what | test.negated * NEGATED | slot << 8, low, high)
+        self.firsts.append(len(self.tests) // 3)
+
+    def _of_number(self, test: BoundTest, slot: int) -> tuple[int, int, int]:
+        if test.op is Op.EXISTS:
+            return EXISTS, 0, 0
+        values = [self.codes.number(slot, value) for value in test.values]
+        if test.op is Op.IN:
+            low = len(self.listed)
+            self.listed += sorted(values)
+            return LISTED, low, len(self.listed)
+        return RANGE, *_range(test.op, values)
+
+    def _of_text(self, test: BoundTest) -> tuple[int, int, int]:
+        first = len(self.literals)
+        self.literals += test.values
+        match test.op:
+            case Op.STARTS_WITH:
+                return STARTS_WITH, first, 0
+            case Op.CONTAINS:
+                return CONTAINS, first, 0
+            case Op.BETWEEN:
+                return TEXT_RANGE, first, first + 1
+        what = TEXT_RANGE | OPEN if test.op in (Op.LESS, Op.MORE) else TEXT_RANGE
+        return (what, -1, first) if test.op in (Op.LESS, Op.AT_MOST) else (what, first, -1)
+
+    def arrays(self) -> tuple[Any, ...]:
+        return (
+            np.array(self.firsts, np.int64), np.array(self.tests, np.int64),
+            np.array(self.listed, np.int64), *pool(self.literals),
+        )  # fmt: skip
+
+
+def _range(op: Op, values: list[int]) -> tuple[int, int]:
+    """The lowest and the highest number that passes."""
+    match op:
+        case Op.LESS:
+            return _INT64.min, values[0] - 1
+        case Op.AT_MOST:
+            return _INT64.min, values[0]
+        case Op.MORE:
+            return values[0] + 1, _INT64.max
+        case Op.AT_LEAST:
+            return values[0], _INT64.max
+        case Op.BETWEEN:
+            return values[0], values[1]
+    assert op is Op.EQUAL
+    return values[0], values[0]
