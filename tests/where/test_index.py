@@ -175,3 +175,26 @@ def test_long_lists_are_not_put_into_clusters(monkeypatch: pytest.MonkeyPatch) -
         found = index_of(f"n in ({', '.join(map(str, range(length)))})")
         assert len(sizes_of_clusters(found)) == 1 + clusters
         assert matches(found, n=pa.array([length - 1, length])) == [[0], []]
+
+
+def test_ranges_are_put_into_clusters_by_intervals() -> None:
+    most = segment_module._ACCESS_MAX
+    narrow = [f"n > {10 * n} and n <= {10 * n + 15}" for n in range(300)]
+    wide = ["n between 0 and 3000", "n > 7", "f between 0.5 and 1.5 and n between 20 and 25"]
+    found = index_of(*narrow, *wide)
+    first, *others = sizes_of_clusters(found)
+    assert first == 2  # the third one of `wide` has a narrow range of n
+    assert 300 / 2 <= len(others) <= segment_module._INTERVALS
+    assert max(others) <= most
+    values = [-(2**63), 0, 1, 10, 11, 15, 21, 2991, 3004, 3005, 3006, 2**63 - 1]
+    wanted = [
+        [n for n in range(300) if 10 * n < value <= 10 * n + 15]
+        + [300] * (0 <= value <= 3000)
+        + [301] * (value > 7)
+        + [302] * (20 <= value <= 25)
+        for value in values
+    ]
+    columns = {"n": pa.array([*values, None]), "f": pa.array([1.0] * (len(values) + 1))}
+    assert matches(found, **columns) == [*wanted, []]
+    few = index_of(*narrow[: segment_module._INTERVALS - 1])
+    assert sizes_of_clusters(few) == [segment_module._INTERVALS - 1]

@@ -15,6 +15,7 @@ import numpy as np
 from numba import types
 
 from surecast.columns.compiled import (
+    BOOLS,
     BYTES,
     INT32S,
     INT64S,
@@ -37,15 +38,18 @@ __all__ = [
     "RANGE",
     "STARTS_WITH",
     "TEXT_RANGE",
+    "TILE",
     "codes_of",
+    "gathered",
     "linking",
     "matching",
     "put_texts",
     "put_values",
     "selected",
+    "tiled",
 ]
 
-expect(6)
+expect(8)
 
 HAS, COMPARABLE = 1, 2
 
@@ -134,42 +138,73 @@ def put_values(values, first, keys, groups):
 # ---------------------------------------------------------------- matching
 
 
+@helper
+def last_until(keys, first, last, value):
+    """The place of the last key in keys[first:last] that is at most `value`; first - 1 if there is
+    none."""
+    low, high = first, last
+    while low < high:
+        middle = (low + high) // 2
+        if keys[middle] <= value:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
 @kernel(
     types.int64(
         types.int64, types.int64, INT64S, BYTES,
-        INT32S, INT64S, INT64S, INT32S, INT64S,
-        _INT32S_OUT, INT64S_OUT,
+        INT32S, BOOLS, INT64S, INT64S, INT32S, INT64S, types.int64, types.int64,
+        _INT32S_OUT, INT64S_OUT, _INT32S_OUT, _INT32S_OUT,
     )
 )  # fmt: skip
 def selected(
     rows, width, cells, states,
-    slots, tables, keys, groups, starts,
-    out_groups, totals,
+    slots, sorted_keys, tables, keys, groups, starts, large_first, large,
+    out_groups, totals, large_rows, large_groups,
 ):  # fmt: skip
     """The groups with which each row must be compared: for row r and column k of the clusters
-    `out_groups[r * (slots.size + 1) + k + 1]`, or -1. The first is group 0. The table of column k
-    is `keys[tables[k]:tables[k + 1]]`. `totals` gets the number of conjunctions in these groups.
+    `out_groups[r * (slots.size + 1) + k + 1]`, or -1. The first is group 0. The keys of column k
+    are `keys[tables[k]:tables[k + 1]]`: a hash table, or, if `sorted_keys[k]`, the first values of
+    intervals, each of which ends where the next one begins. `groups` has their groups. `totals`
+    gets the number of conjunctions in these groups.
+
+    A group of `large` or more conjunctions (group 0: `large_first`) is not among them: it is
+    written with the row to `large_groups` and `large_rows`. Returns the number of these pairs.
     """
     each = slots.size + 1
+    found = 0
     for row in range(rows):
-        out_groups[row * each] = 0
-        total = starts[1]
-        for k in range(slots.size):
-            cell = row * width + slots[k]
+        total = np.int64(0)
+        for k in range(-1, slots.size):
             group = np.int32(-1)
-            if states[cell] & 2:
+            if k < 0:
+                group = np.int32(0)
+            elif states[row * width + slots[k]] & 2:
                 first, size = tables[k], tables[k + 1] - tables[k]
-                value = cells[cell]
-                place = place_of(value, size)
-                group = groups[first + place]
-                while group >= 0 and keys[first + place] != value:
-                    place = (place + 1) & (size - 1)
+                value = cells[row * width + slots[k]]
+                if sorted_keys[k]:
+                    place = last_until(keys, first, first + size, value)
+                    if place >= first:
+                        group = groups[place]
+                else:
+                    place = place_of(value, size)
                     group = groups[first + place]
-            out_groups[row * each + k + 1] = group
+                    while group >= 0 and keys[first + place] != value:
+                        place = (place + 1) & (size - 1)
+                        group = groups[first + place]
             if group >= 0:
-                total += starts[group + 1] - starts[group]
+                members = starts[group + 1] - starts[group]
+                total += members
+                if members >= (large_first if k < 0 else large):
+                    large_rows[found] = row
+                    large_groups[found] = group
+                    found += 1
+                    group = np.int32(-1)
+            out_groups[row * each + k + 1] = group
         totals[row] = total
-    return 0
+    return found
 
 
 @helper
@@ -258,48 +293,162 @@ _TESTS = (INT64S, INT64S, INT64S, BYTES, INT64S)
 
 @kernel(
     types.int64(
-        types.int64, types.int64, *_BATCH, *_GROUPS, *_TESTS,
-        INT32S, INT64S, INT32S, INT64S_OUT, _INT32S_OUT, INT64S_OUT,
+        types.int64, types.int64, *_BATCH, *_GROUPS, *_TESTS, INT64S_OUT, _INT32S_OUT,
     )
 )  # fmt: skip
 def matching(
     row_first, row_last, width, cells, states, spans, texts,
     groups, starts, members,
-    firsts, tests, listed, literals, bounds,
-    numbers, ids, repeated, seen, out_rows, out_ids,
+    firsts, tests, listed, literals, bounds, ends, out,
 ):  # fmt: skip
     """Test each row from `row_first` to `row_last` against the conjunctions of its groups.
 
-    Group g has the conjunctions `members[starts[g]:starts[g + 1]]`. Conjunction c belongs to the
-    filter with the number `numbers[c]`, whose id is `ids[number]`; it is negative if the filter was
-    removed. If the filter has several conjunctions, `repeated[c]` is its place in `seen`, which has
-    the last row (plus 1) that passed it; otherwise -1. Writes rows and ids, and returns how many.
+    Group g has the conjunctions `members[starts[g]:starts[g + 1]]`. Those that a row passes are
+    written to `out` from `ends[row - row_first]` on, which is moved behind them.
     """
-    found = 0
     each = groups.size // (row_last - row_first)
     for row in range(row_first, row_last):
+        end = ends[row - row_first]
         for k in range(each):
             group = groups[(row - row_first) * each + k]
             if group < 0:
                 continue
             for place in range(starts[group], starts[group + 1]):
                 member = members[place]
-                if not passes(
+                if passes(
                     member, row * width, cells, states, spans, texts,
                     firsts, tests, listed, literals, bounds,
                 ):  # fmt: skip
+                    out[end] = member
+                    end += 1
+        ends[row - row_first] = end
+    return 0
+
+
+# The rows of a tile: so many at once are tested against a conjunction.
+TILE = 64
+
+
+@kernel(
+    types.int64(
+        types.int64, INT32S, INT32S, *_BATCH, INT64S, INT32S, *_TESTS,
+        INT64S_OUT, INT64S_OUT, INT64S_OUT, _INT32S_OUT,
+    )
+)  # fmt: skip
+def tiled(
+    row_first, rows, groups, width, cells, states, spans, texts,
+    starts, members,
+    firsts, tests, listed, literals, bounds,
+    tile, left, ends, out,
+):  # fmt: skip
+    """Like `matching`, for pairs of rows and groups that are sorted by group. Up to TILE rows of a
+    group are tested at once, by instructions for several numbers.
+
+    `tile` is for the columns of these rows, three arrays of TILE numbers for each column: the
+    values, and 1 or 0 for HAS and COMPARABLE. `left` is for the rows that pass, as 1 or 0, and for
+    their places in `out`.
+    """
+    at = 0
+    while at < rows.size:
+        group = groups[at]
+        count = 1
+        while at + count < rows.size and count < 64 and groups[at + count] == group:
+            count += 1
+        for slot in range(width):
+            place = 192 * slot
+            for index in range(count):
+                cell = rows[at + index] * width + slot
+                tile[place + index] = cells[cell]
+                tile[place + 64 + index] = states[cell] & 1
+                tile[place + 128 + index] = states[cell] >> 1
+        passing, places = left[:count], left[64 : 64 + count]
+        for index in range(count):
+            places[index] = ends[rows[at + index] - row_first]
+        for place in range(starts[group], starts[group + 1]):
+            member = members[place]
+            for index in range(count):
+                passing[index] = 1
+            for test in range(firsts[member], firsts[member + 1]):
+                what, low, high = tests[3 * test], tests[3 * test + 1], tests[3 * test + 2]
+                slot = what >> 8
+                negated = np.int64((what >> 3) & 1)
+                kind = what & 7
+                if kind < 2:
+                    values = tile[192 * slot : 192 * slot + count]
+                    if kind == 0:
+                        has = tile[192 * slot + 64 : 192 * slot + 64 + count]
+                        for index in range(count):
+                            passing[index] &= has[index] ^ negated
+                    else:
+                        fits = tile[192 * slot + 128 : 192 * slot + 128 + count]
+                        for index in range(count):
+                            value = values[index]
+                            inside = np.int64(low <= value) & np.int64(value <= high)
+                            passing[index] &= fits[index] & (inside ^ negated)
+                else:
+                    for index in range(count):
+                        cell = rows[at + index] * width + slot
+                        if not passing[index]:
+                            continue
+                        if not states[cell] & 2:
+                            passing[index] = 0
+                        elif kind == 2:
+                            inside = np.int64(listed_in(cells[cell], listed, low, high))
+                            passing[index] = inside ^ negated
+                        else:
+                            inside = np.int64(
+                                text_test(what, low, high, cell, literals, bounds, spans, texts)
+                            )
+                            passing[index] = inside ^ negated
+                total = np.int64(0)
+                for index in range(count):
+                    total += passing[index]
+                if total == 0:
+                    break
+            else:
+                # Without a branch, which would be mispredicted often. There is room for each
+                # conjunction that is tested, so the place at the end is not yet of another row.
+                for index in range(count):
+                    out[places[index]] = member
+                    places[index] += passing[index]
+        for index in range(count):
+            ends[rows[at + index] - row_first] = places[index]
+        at += count
+    return 0
+
+
+@kernel(
+    types.int64(
+        types.int64, INT64S, INT64S, INT32S, INT32S, INT64S, INT32S, INT64S_OUT,
+        _INT32S_OUT, INT64S_OUT,
+    )
+)  # fmt: skip
+def gathered(
+    row_first, begins, ends, found, numbers, ids, repeated, seen, out_rows, out_ids,
+):  # fmt: skip
+    """Write rows and the ids of filters for the conjunctions `found[begins[r]:ends[r]]` that row
+    `row_first + r` passes; returns how many.
+
+    Conjunction c belongs to the filter with the number `numbers[c]`, whose id is `ids[number]`; it
+    is negative if the filter was removed. If the filter has several conjunctions, `repeated[c]` is
+    its place in `seen`, which has the last row (plus 1) that passed it; otherwise -1.
+    """
+    count = 0
+    for index in range(begins.size):
+        row = row_first + index
+        for place in range(begins[index], ends[index]):
+            member = found[place]
+            key = ids[numbers[member]]
+            if key < 0:
+                continue
+            if repeated[member] >= 0:
+                if seen[repeated[member]] == row + 1:
                     continue
-                key = ids[numbers[member]]
-                if key < 0:
-                    continue
-                if repeated[member] >= 0:
-                    if seen[repeated[member]] == row + 1:
-                        continue
-                    seen[repeated[member]] = row + 1
-                out_rows[found] = row
-                out_ids[found] = key
-                found += 1
-    return found
+                seen[repeated[member]] = row + 1
+            out_rows[count] = row
+            out_ids[count] = key
+            count += 1
+    return count
 
 
 @kernel(
@@ -314,7 +463,7 @@ def linking(
     firsts, tests, listed, literals, bounds,
     numbers, ids, links, run_ends, links_used, masks, counts,
 ):  # fmt: skip
-    """Like `matching`, but find the links of the filters that each row passes.
+    """Find the links of the filters that each row passes.
 
     The conjunctions of a group are sorted by link. The one at `place` has the link `links[place]`,
     and the next link begins at `run_ends[place]`. Bit `link % 64` of

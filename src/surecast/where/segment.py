@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,20 +19,27 @@ from surecast.where.kernels import (
     RANGE,
     STARTS_WITH,
     TEXT_RANGE,
+    TILE,
+    gathered,
     linking,
     matching,
     put_values,
     selected,
+    tiled,
 )
 from surecast.where.normal import Conjunction, conjunctions
 from surecast.where.rows import Codes, Int32s, Int64s, Rows, pool
 
 __all__ = ["Segment"]
 
-_ACCESS_MAX = 16  # values of an `in` by which a conjunction is put into clusters
-_PAIRS_MAX = 1 << 22  # pairs of rows and conjunctions in one call of the kernel
+_ACCESS_MAX = 16  # clusters into which a conjunction is put: values of an `in`, or intervals
+_PAIRS_MAX = 1 << 22  # pairs of rows and conjunctions that are tested in one part
+_INTERVALS: Final = 256  # of a column in a segment
+_LARGE: Final = 64  # a group of so many conjunctions is tested with several rows at once,
+_TILED_MIN: Final = 8  # if the batch has so many rows; all rows need the first group
 
 _INT64: Final = np.iinfo(np.int64)
+_NEVER: Final = int(_INT64.max)
 _RANGES: Final = (Op.LESS, Op.AT_MOST, Op.MORE, Op.AT_LEAST, Op.BETWEEN)
 _READING: Final = (*_RANGES, Op.STARTS_WITH, Op.CONTAINS)  # tests of texts that need the text
 _TEXTS: Final = (Kind.STRING, Kind.BINARY)
@@ -73,29 +80,35 @@ class Segment:
         self.repeated = np.array(repeated, np.int32)
         tests = _Tests(codes)
         clusters: dict[int, dict[int, list[int]]] = {}  # slot → value → conjunctions
-        rest: list[int] = []
+        rest: dict[int, Conjunction] = {}
         for number, (_, part) in enumerate(parts):
             access = _access(codes, part, counts)
             if access is None:
-                rest.append(number)
+                rest[number] = part
             else:
                 slot = codes.slot(access.column)
                 by_value = clusters.setdefault(slot, {})
                 for value in access.values:
                     by_value.setdefault(codes.number(slot, value), []).append(number)
             tests.add([test for test in part if test is not access])
+        intervals = _intervals(codes, rest)
         self.tests = tests.arrays()
-        self._lay_out(clusters, rest, links)
+        self._lay_out(clusters, intervals, list(rest), links)
 
     @property
     def size(self) -> int:
         return len(self.numbers)
 
     def _lay_out(
-        self, clusters: dict[int, dict[int, list[int]]], rest: list[int], links: Int32s
+        self,
+        clusters: dict[int, dict[int, list[int]]],
+        intervals: dict[int, dict[int, list[int]]],
+        rest: list[int],
+        links: Int32s,
     ) -> None:
         """Put clusters into groups, each sorted by link: group 0 has the conjunctions without a
-        cluster. Each column with clusters has a hash table from the value to its group."""
+        cluster. Each column with clusters has a hash table from values, or a sorted list of
+        intervals, to the groups."""
         groups = [rest]
         tables = [0]
         keys, group_of = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
@@ -106,8 +119,15 @@ class Segment:
             put_values(np.array(list(by_value), np.int64), len(groups), keys[-1], group_of[-1])
             groups += by_value.values()
             tables.append(tables[-1] + size)
+        for by_first in intervals.values():
+            keys.append(np.array(list(by_first), np.int64))
+            group_of.append(np.arange(len(groups), len(groups) + len(by_first), dtype=np.int32))
+            groups += by_first.values()
+            tables.append(tables[-1] + len(by_first))
+        slots = [*clusters, *intervals]
+        are_sorted = np.arange(len(slots)) >= len(clusters)
         self.access = (
-            np.array(list(clusters), np.int32), np.array(tables, np.int64),
+            np.array(slots, np.int32), are_sorted, np.array(tables, np.int64),
             np.concatenate(keys), np.concatenate(group_of),
         )  # fmt: skip
         sizes = np.array([len(group) for group in groups], np.int64)
@@ -132,33 +152,59 @@ class Segment:
             if ids[number] >= 0:
                 found = np.flatnonzero(passes(bound, rows.columns, rows.size))
                 yield found.astype(np.int32), np.full(found.size, ids[number], np.int64)
-        groups, totals = self._selected(rows)
-        each = groups.size // rows.size
-        totals = np.cumsum(totals)
+        few = rows.size < _TILED_MIN
+        chosen = self._selected(rows, *((_NEVER, _NEVER) if few else (1, _LARGE)))
+        totals = np.cumsum(chosen.totals)
         seen = np.zeros(self.repeated_count, np.int64)
         lo = 0
         while lo < rows.size:
             before = int(totals[lo - 1]) if lo else 0
             hi = max(lo + 1, int(np.searchsorted(totals, before + _PAIRS_MAX, "right")))
-            room = int(totals[hi - 1]) - before
-            if room:
-                out_rows, out_ids = np.empty(room, np.int32), np.empty(room, np.int64)
-                count = matching(
-                    lo, hi, *rows.arrays, groups[lo * each : hi * each],
-                    self.starts, self.members, *self.tests,
-                    self.filter_numbers, ids, self.repeated, seen, out_rows, out_ids,
-                )  # fmt: skip
-                yield out_rows[:count], out_ids[:count]
+            if totals[hi - 1] > before:
+                yield self._tested(rows, chosen, lo, hi, ids, seen)
             lo = hi
+
+    def _tested(
+        self, rows: Rows, chosen: "_Chosen", lo: int, hi: int, ids: Int64s, seen: Int64s
+    ) -> tuple[Int32s, Int64s]:
+        """Rows from lo to hi, and the ids of filters that they pass."""
+        totals = chosen.totals[lo:hi]
+        found = np.empty(int(totals.sum()), np.int32)
+        begins = np.cumsum(totals) - totals  # there is room for all conjunctions of a row's groups
+        ends = begins.copy()
+        each = chosen.groups.size // rows.size
+        matching(
+            lo, hi, *rows.arrays, chosen.groups[lo * each : hi * each], self.starts, self.members,
+            *self.tests, ends, found,
+        )  # fmt: skip
+        first, last = np.searchsorted(chosen.large_rows, (lo, hi))
+        if first < last:
+            large_rows, large_groups = (
+                chosen.large_rows[first:last],
+                chosen.large_groups[first:last],
+            )
+            order = np.argsort(large_groups, kind="stable")
+            tiled(
+                lo, large_rows[order], large_groups[order], *rows.arrays, self.starts, self.members,
+                *self.tests, np.empty(3 * TILE * rows.width, np.int64),
+                np.empty(2 * TILE, np.int64), ends, found,
+            )  # fmt: skip
+        count = int((ends - begins).sum())
+        out_rows, out_ids = np.empty(count, np.int32), np.empty(count, np.int64)
+        count = gathered(
+            lo, begins, ends, found, self.filter_numbers, ids, self.repeated, seen, out_rows,
+            out_ids,
+        )  # fmt: skip
+        return out_rows[:count], out_ids[:count]
 
     def link(
         self, rows: Rows, ids: Int64s, link_of: Int32s, used: int, masks: Any, counts: Int32s
     ) -> None:
         """Set the bits of the links of which each row passes a filter, as `linking` says."""
-        groups, totals = self._selected(rows)
-        if totals.any():
+        chosen = self._selected(rows, _NEVER, _NEVER)
+        if chosen.totals.any():
             linking(
-                rows.size, *rows.arrays, groups, self.starts, self.members, *self.tests,
+                rows.size, *rows.arrays, chosen.groups, self.starts, self.members, *self.tests,
                 self.filter_numbers, ids, self.links, self.run_ends, used, masks, counts,
             )  # fmt: skip
         for number, bound in self.whole_filters:
@@ -170,14 +216,24 @@ class Segment:
                 mask[new] |= np.uint64(1 << bit)
                 counts[new] += 1
 
-    def _selected(self, rows: Rows) -> tuple[Int32s, Int64s]:
-        groups = np.empty(rows.size * (self.access[0].size + 1), np.int32)
-        totals = np.empty(rows.size, np.int64)
-        selected(
-            rows.size, rows.width, rows.cells, rows.states, *self.access, self.starts, groups,
-            totals,
+    def _selected(self, rows: Rows, large_first: int, large: int) -> "_Chosen":
+        room = rows.size * (self.access[0].size + 1)
+        groups, totals = np.empty(room, np.int32), np.empty(rows.size, np.int64)
+        large_rows, large_groups = np.empty(room, np.int32), np.empty(room, np.int32)
+        count = selected(
+            rows.size, rows.width, rows.cells, rows.states, *self.access, self.starts,
+            large_first, large, groups, totals, large_rows, large_groups,
         )  # fmt: skip
-        return groups, totals
+        return _Chosen(groups, totals, large_rows[:count], large_groups[:count])
+
+
+class _Chosen(NamedTuple):
+    """The groups with which rows are compared, as `selected` writes them."""
+
+    groups: Int32s
+    totals: Int64s
+    large_rows: Int32s
+    large_groups: Int32s
 
 
 def _access(codes: Codes, part: Conjunction, counts: Counter[tuple[int, int]]) -> BoundTest | None:
@@ -190,6 +246,55 @@ def _access(codes: Codes, part: Conjunction, counts: Counter[tuple[int, int]]) -
             if total < least:
                 best, least = test, total
     return best
+
+
+def _intervals(codes: Codes, rest: dict[int, Conjunction]) -> dict[int, dict[int, list[int]]]:
+    """Clusters for conjunctions without an equality test that have a range of numbers: slot → the
+    first number of each interval → conjunctions whose range overlaps it. Takes these conjunctions
+    out of `rest`."""
+    ranges: dict[int, list[tuple[int, int, int]]] = {}  # slot → low, high, conjunction
+    for number, part in rest.items():
+        for slot, (low, high) in _bounds(codes, part).items():
+            ranges.setdefault(slot, []).append((low, high, number))
+    firsts: dict[int, Int64s] = {}
+    choices: dict[int, tuple[int, int, int, int]] = {}  # conjunction → the fewest intervals
+    for slot, mine in ranges.items():
+        if len(mine) < _INTERVALS:
+            continue
+        table = np.array(mine, np.int64)
+        # Equally many ranges begin in each interval.
+        edges = np.unique(np.sort(table[:, 0])[:: -(-len(mine) // _INTERVALS)])
+        firsts[slot] = edges
+        begin = np.searchsorted(edges, table[:, 0], "right") - 1
+        end = np.searchsorted(edges, table[:, 1], "right")
+        for at in np.flatnonzero(end - begin <= _ACCESS_MAX).tolist():
+            number, count = mine[at][2], int(end[at] - begin[at])
+            if number not in choices or count < choices[number][0]:
+                choices[number] = count, slot, int(begin[at]), int(end[at])
+    found: dict[int, dict[int, list[int]]] = {}
+    for number, (_, slot, begin_at, end_at) in choices.items():
+        del rest[number]
+        edges = firsts[slot]
+        by_first = found.setdefault(slot, {first: [] for first in edges.tolist()})
+        for first in edges[begin_at:end_at].tolist():
+            by_first[first].append(number)
+    return found
+
+
+def _bounds(codes: Codes, part: Conjunction) -> dict[int, tuple[int, int]]:
+    """The ranges of numbers with two bounds, by slot."""
+    found: dict[int, tuple[int, int]] = {}
+    for test in part:
+        if test.op in _RANGES and not test.negated and test.column.kind not in _TEXTS:
+            slot = codes.slot(test.column)
+            low, high = _range(test.op, [codes.number(slot, value) for value in test.values])
+            before = found.get(slot, (_INT64.min, _INT64.max))
+            found[slot] = max(low, before[0]), min(high, before[1])
+    return {
+        slot: (low, high)
+        for slot, (low, high) in found.items()
+        if _INT64.min < low <= high < _INT64.max
+    }
 
 
 class _Tests:
