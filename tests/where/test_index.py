@@ -196,5 +196,5 @@ def test_ranges_are_put_into_clusters_by_intervals() -> None:
     ]
     columns = {"n": pa.array([*values, None]), "f": pa.array([1.0] * (len(values) + 1))}
     assert matches(found, **columns) == [*wanted, []]
-    few = index_of(*narrow[: segment_module._INTERVALS - 1])
-    assert sizes_of_clusters(few) == [segment_module._INTERVALS - 1]
+    few = segment_module._RANGES_MIN - 1
+    assert sizes_of_clusters(index_of(*narrow[:few])) == [few]

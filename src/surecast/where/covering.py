@@ -23,6 +23,8 @@ __all__ = ["COMPARED_MAX", "LISTED_MAX", "covers", "holds", "widen"]
 LISTED_MAX = 256  # values of an `in` that widening makes; more become a range
 COMPARED_MAX = 50_000  # pairs of conjunctions that one call of `widen` compares for covering
 
+_LIST_SHARE: Final = 8  # of the parts to which filters with lists are reduced, less than the others
+
 _RANGES: Final = (Op.LESS, Op.AT_MOST, Op.MORE, Op.AT_LEAST, Op.BETWEEN)
 _LISTS: Final = (Op.EQUAL, Op.IN)
 
@@ -242,19 +244,34 @@ def widen(bounds: Iterable[Bound], count_max: int) -> list[Bound]:
 
 
 def _uncovered(parts: list[_Part]) -> list[_Part]:
-    """The conjunctions without those that another one covers. If there are too many to compare all
-    of them, some of these stay."""
-    kept: list[_Part] = []
+    """The conjunctions without those that another one covers. After COMPARED_MAX comparisons, the
+    others stay."""
+    # One conjunction covers another only if the other one tests all of its columns. If it lists
+    # values of a column, they must contain those of the other one.
+    places: dict[tuple[frozenset[Column], Column | None, Any], list[int]] = {}
+    kinds: dict[frozenset[Column], set[Column | None]] = {}
+    for number, part in enumerate(parts):
+        columns = frozenset(part.tests)
+        listed = next((one for one in part.tests if _is_list(part.tests[one][0])), None)
+        kinds.setdefault(columns, set()).add(listed)
+        for value in (None,) if listed is None else part.tests[listed][0].values:
+            places.setdefault((columns, listed, value), []).append(number)
+    is_kept = [True] * len(parts)
     compared = 0
-    for part in sorted(parts, key=lambda part: len(part.tests)):  # the widest ones first
-        if compared < COMPARED_MAX:
-            compared += len(kept)
-            if any(_part_covers(other, part) for other in kept):
+    for number, part in enumerate(parts):
+        for columns, listed in ((c, one) for c, several in kinds.items() for one in several):
+            if compared > COMPARED_MAX or not is_kept[number] or not columns <= part.tests.keys():
                 continue
-            compared += len(kept)
-            kept = [other for other in kept if not _part_covers(part, other)]
-        kept.append(part)
-    return kept
+            test = None if listed is None else part.tests[listed][0]
+            if test is not None and not _is_list(test):
+                continue
+            value = test.values[0] if test is not None and test.values else None
+            for other in places.get((columns, listed, value), ()):
+                compared += 1
+                if other != number and is_kept[other] and _part_covers(parts[other], part):
+                    is_kept[number] = False
+                    break
+    return [part for part, kept in zip(parts, is_kept, strict=True) if kept]
 
 
 def _joined(parts: list[_Part]) -> list[_Part]:
@@ -348,16 +365,28 @@ def _fewer(parts: list[_Part], count_max: int) -> list[_Part]:
         rarest = min(uses, key=lambda column: (uses[column], column.name))
         parts = [_Part({c: t for c, t in part.tests.items() if c != rarest}) for part in parts]
         by_columns = _by_columns(parts)
-    spare, total = count_max - len(by_columns), len(parts)
+    # Lists grow by the values that are added, ranges also by what is between: they need more parts.
+    shares = [
+        (sum(map(_listed_count, group)) / _LIST_SHARE or len(group), group)
+        for group in by_columns.values()
+    ]
+    shares.sort(key=lambda one: (len(one[1]) / one[0], len(one[1])))
+    spare, total = count_max - len(by_columns), sum(share for share, _ in shares)
     made: list[_Part] = []
-    for group in by_columns.values():
-        count = min(len(group), 1 + spare * len(group) // total)
+    for share, group in shares:
+        count = min(len(group), 1 + int(spare * share / total + 1e-9))
+        spare, total = spare - (count - 1), total - share
         _sort_by_values(group)
         made += (
             _widened(group[len(group) * n // count : len(group) * (n + 1) // count])
             for n in range(count)
         )
     return made
+
+
+def _listed_count(part: _Part) -> int:
+    """The number of values of the shortest list."""
+    return min((len(test.values) for test in part.conjunction() if _is_list(test)), default=0)
 
 
 def _by_columns(parts: list[_Part]) -> dict[frozenset[Column], list[_Part]]:

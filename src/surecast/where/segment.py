@@ -34,7 +34,8 @@ __all__ = ["Segment"]
 
 _ACCESS_MAX = 16  # clusters into which a conjunction is put: values of an `in`, or intervals
 _PAIRS_MAX = 1 << 22  # pairs of rows and conjunctions that are tested in one part
-_INTERVALS: Final = 256  # of a column in a segment
+_INTERVALS: Final = 256  # of a column in a segment,
+_RANGES_MIN: Final = 16  # if it has so many ranges
 _LARGE: Final = 64  # a group of so many conjunctions is tested with several rows at once,
 _TILED_MIN: Final = 8  # if the batch has so many rows; all rows need the first group
 
@@ -259,7 +260,7 @@ def _intervals(codes: Codes, rest: dict[int, Conjunction]) -> dict[int, dict[int
     firsts: dict[int, Int64s] = {}
     choices: dict[int, tuple[int, int, int, int]] = {}  # conjunction → the fewest intervals
     for slot, mine in ranges.items():
-        if len(mine) < _INTERVALS:
+        if len(mine) < _RANGES_MIN:
             continue
         table = np.array(mine, np.int64)
         # Equally many ranges begin in each interval.
