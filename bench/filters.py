@@ -214,11 +214,8 @@ def hop() -> Iterator[dict[str, Any]]:
         attributes = received.attributes()
         assert attributes is not None
         found = index.links(dict(zip(names, attributes.table().columns, strict=True)), 1000)
-        sent.clear()
-        for link in range(LINKS):
-            rows = (found[0] >> np.uint64(link)) & np.uint64(1) != 0
-            if rows.any():
-                sent.append(received.passing(rows))
+        wanted = [(found[0] >> np.uint64(link)) & np.uint64(1) != 0 for link in range(LINKS)]
+        sent[:] = received.passing_each(wanted)
 
     decoded = decode_batch(frame)[0]
     variants: dict[str, tuple[Callable[[], object], int]] = {

@@ -111,6 +111,12 @@ def check(seed: int) -> tuple[int, int]:
         rows_of = [row for row, seq in enumerate(rows) if seq in kept]
         for row, source in enumerate(rows_of):
             assert attributes.row_bytes(row) == whole.row_bytes(source)
+    several = [np.array([rng.random() < share for _ in range(found.rows)], np.bool_)
+        for share in (0.5, 1.1, 0.0, 0.5)]  # fmt: skip
+    for passes, one in zip(several, found.passing_each(several), strict=True):
+        assert one.to_rows() == [row for row, ok in zip(found.to_rows(), passes, strict=True) if ok]
+        assert reasons_of(one) == reasons_of(found.passing(passes))
+        over_the_wire(one)
     second = found.passing(np.array([rng.random() < 0.5 for _ in range(found.rows)], np.bool_))
     left = {row.seq for row in second.to_rows()}
     assert left <= kept
@@ -148,11 +154,14 @@ MUTANTS: dict[str, Edit] = {
         BATCH + "slice", "self.filtered is not None", "self.filtered is None and False"
     ),
     "a filter forgets what an earlier one has dropped": Edit(
-        BATCH + "passing", "IntervalSet() if self.filtered is None else self.filtered.copy()",
+        BATCH + "_with_rows", "IntervalSet() if self.filtered is None else self.filtered.copy()",
         "IntervalSet()",
     ),
+    "two readers get the rows of the first one": Edit(
+        BATCH + "passing_each", "at += rows.size", "pass"
+    ),
     "all void positions are taken for filtered ones": Edit(
-        BATCH + "passing", "self.reason not in (NONE, FILTERED)", "False"
+        BATCH + "_with_rows", "self.reason not in (NONE, FILTERED)", "False"
     ),
     "the last column of a batch is taken for one that was added later": Edit(
         "surecast.where.batches:BatchFilter.rows", "index < width", "index < width - 1"

@@ -391,12 +391,32 @@ class Batch:
     def passing(self, passes: Bools) -> Batch:
         """This batch for a reader with a filter: only the rows for which `passes` is true. The
         positions of the others become void with the reason FILTERED."""
-        if self.kind != DATA or passes.all():
-            return self
-        kept = np.flatnonzero(passes)
+        return self.passing_each([passes])[0]
+
+    def passing_each(self, several: Sequence[Bools]) -> list[Batch]:
+        """As `passing`, for several readers: the rows of all of them are copied at once."""
+        if self.kind != DATA:
+            return [self] * len(several)
+        kept = [np.flatnonzero(passes) for passes in several]
+        taken = [rows for rows in kept if 0 < rows.size < self.rows]
+        columns = None
+        if taken and self.body is not None:
+            columns = self._decoded().take(np.concatenate(taken))
+        found = []
+        at = 0
+        for passes, rows in zip(several, kept, strict=True):
+            if rows.size == self.rows:
+                found.append(self)
+                continue
+            part = None if columns is None else columns.part(at, at + rows.size)
+            found.append(self._with_rows(rows, part, passes))
+            at += rows.size
+        return found
+
+    def _with_rows(self, kept: Int64s, columns: Columns | None, passes: Bools) -> Batch:
+        """This batch with the rows `kept`, for which `passes` is true; `columns` are of them."""
         seqs = self.seqs()
         if kept.size:
-            columns = None if self.body is None else self._decoded().take(kept)
             times = self.times()[kept]
             made = self._derived(
                 self.lo, self.hi, kept.size, columns, seqs[kept], times, self.reason or FILTERED
