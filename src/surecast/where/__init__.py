@@ -11,7 +11,11 @@ columns.py   the types of columns, and how literals are compared with them exact
 binding.py   from the tree and a schema to a *bound* filter: names and types are checked, `not` is
              applied to the tests, and each literal has the type of its column
 evaluate.py  the rows of a batch that a bound filter accepts
-index.py     which of many filters each row of a batch passes (kernels.py: its compiled loop)
+normal.py    a bound filter as conjunctions of tests
+index.py     which of many filters each row of a batch passes, or which links have one that it
+             passes. segment.py: the arrays; rows.py: batches as numbers; kernels.py: compiled loops
+branches.py  the same as a tree
+covering.py  whether a filter accepts all that another one accepts; fewer filters that accept more
 explain.py   a bound filter as text, and the result of each of its tests
 
 Every evaluator gives the same answer, on these rules. A test of a column is false if the event has

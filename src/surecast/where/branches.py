@@ -1,7 +1,8 @@
 """MatchingTree: many filters as a tree of their tests, with the methods of FilterIndex (index.py).
 
-The columns have an order. Each node is about one column: a conjunction continues on a branch for
-its tests of this column, or on the *star* branch if it does not test it. Leaves have the ids of
+The columns have an order. Each node is about one column: a conjunction continues on a branch for a
+value, for a range of numbers, or for other tests of this column; or on the *star* branch if it does
+not test it. Leaves have the ids of
 filters. A row follows all branches whose tests it passes, and the star branch. Nodes that would
 have only a star branch are left out.
 
@@ -27,36 +28,38 @@ from surecast.where.columns import Column, Kind, array_of
 from surecast.where.evaluate import Columns, Evaluation, Rows, numbers_of, passes
 from surecast.where.index import Masks, check_link
 from surecast.where.normal import Conjunction, conjunctions
-from surecast.where.rows import Int32s, Int64s
+from surecast.where.rows import Int32s, Int64s, number_range, order_number, order_numbers
 
 __all__ = ["MatchingTree"]
 
 _VALUES_MAX = 16  # values of an `in` that get a branch each
+_CELLS_MAX = 1 << 20  # pairs of rows and ranges that are compared at once
+_INT64_MIN: Final = int(np.iinfo(np.int64).min)
+_RANGES: Final = (Op.LESS, Op.AT_MOST, Op.MORE, Op.AT_LEAST, Op.BETWEEN)
+_TEXTS: Final = (Kind.STRING, Kind.BINARY)
 _LEAF: Final = 1 << 30  # the level of leaves
 
-# The tests of a branch that is not for one value.
-_Label = BoundAnd
+# What a branch is for: a value, a range of numbers (rows.py) from low to high, or other tests.
+_Value = tuple[Any]
+_Range = tuple[int, int]
+_Label = _Value | _Range | BoundAnd
+_Step = tuple[int, _Label]  # with its level
 
 
 class _Node:
-    __slots__ = ("certain", "ids", "is_stale", "level", "others", "possible", "star", "values")
+    __slots__ = (
+        "branches", "certain", "ids", "is_stale", "level", "possible", "star", "table",
+    )  # fmt: skip
 
     def __init__(self, level: int) -> None:
         self.level = level
         self.star: _Node | None = None
-        self.values: dict[Any, _Node] = {}
-        self.others: dict[_Label, _Node] = {}
+        self.branches: dict[_Label, _Node] = {}
+        self.table: _Table | None = None  # the branches, as they are searched
         self.ids: dict[int, int] = {}  # of a leaf, with their links
         self.certain = 0  # links, as bits
         self.possible = 0
         self.is_stale = True  # the annotation is of an earlier state
-
-    def branches(self) -> Iterator["_Node"]:
-        yield from self.values.values()
-        yield from self.others.values()
-
-    def is_empty(self) -> bool:
-        return not (self.star or self.values or self.others or self.ids)
 
     def annotate(self) -> None:
         if not self.is_stale:
@@ -64,7 +67,7 @@ class _Node:
         self.certain, self.possible = 0, 0
         for link in set(self.ids.values()):
             self.certain |= 1 << link
-        for branch in self.branches():
+        for branch in self.branches.values():
             branch.annotate()
             self.possible |= branch.certain | branch.possible
         if self.star is not None:
@@ -73,6 +76,26 @@ class _Node:
             self.possible |= self.star.possible
         self.possible &= ~self.certain
         self.is_stale = False
+
+
+class _Table:
+    """The branches of a node: values by a dict, ranges as arrays."""
+
+    def __init__(self, branches: dict[_Label, _Node]) -> None:
+        self.values: dict[Any, _Node] = {}
+        self.ranges: list[_Node] = []
+        self.others: list[tuple[BoundAnd, _Node]] = []
+        bounds: list[_Range] = []
+        for label, node in branches.items():
+            if isinstance(label, BoundAnd):
+                self.others.append((label, node))
+            elif len(label) == 1:
+                self.values[label[0]] = node
+            else:
+                bounds.append(label)
+                self.ranges.append(node)
+        self.lows = np.array([low for low, _ in bounds], np.int64)
+        self.highs = np.array([high for _, high in bounds], np.int64)
 
 
 class MatchingTree:
@@ -135,19 +158,19 @@ class MatchingTree:
             self._columns.append(column)
         return self._levels[column.name]
 
-    def _paths(self, part: Conjunction) -> Iterator[list[tuple[int, Any]]]:
-        """The paths of a conjunction from the root: the level and the branch of each step. There
-        are several if it has tests with several values."""
+    def _paths(self, part: Conjunction) -> Iterator[list[_Step]]:
+        """The paths of a conjunction from the root. There are several if it has tests with several
+        values."""
         by_level: dict[int, list[BoundTest]] = {}
         for test in part:
             by_level.setdefault(self._level(test.column), []).append(test)
-        paths: list[list[tuple[int, Any]]] = [[]]
+        paths: list[list[_Step]] = [[]]
         for level, tests in sorted(by_level.items()):
             values = _branch_values(tests[0]) if len(tests) == 1 else ()
             if values and len(paths) * len(values) <= _VALUES_MAX:
                 paths = [[*path, (level, (value,))] for path in paths for value in values]
             else:
-                label = BoundAnd(tuple(sorted(set(tests), key=repr)))
+                label = _range(tests) or BoundAnd(tuple(sorted(set(tests), key=repr)))
                 paths = [[*path, (level, label)] for path in paths]
         yield from paths
 
@@ -198,20 +221,33 @@ class MatchingTree:
         """The next nodes, each with those of the rows `these` that go there."""
         if node.star is not None:
             yield node.star, these
-        if not (node.values or node.others):
+        if not node.branches:
             return
-        column = self._columns[node.level]
-        if node.values:
+        if node.table is None:
+            node.table = _Table(node.branches)
+        table, column = node.table, self._columns[node.level]
+        if table.values:
             codes, values = batch.coded(column)
             mine = codes[these]
             for code in np.unique(mine).tolist():
-                child = node.values.get(values[code]) if code >= 0 else None
+                child = table.values.get(values[code]) if code >= 0 else None
                 if child is not None:
                     yield child, these[mine == code]
-        for label, child in node.others.items():
-            passing = these[batch.passing(label)[these]]
-            if passing.size:
-                yield child, passing
+        if table.ranges:
+            numbers, fits = batch.numbered(column)
+            inside = these[fits[these]]
+            for lo in range(0, inside.size, each := 1 + _CELLS_MAX // len(table.ranges)):
+                part = inside[lo : lo + each]
+                cells = numbers[part]
+                passing = (table.lows[:, None] <= cells) & (cells <= table.highs[:, None])
+                branches, found = np.nonzero(passing)
+                edges = np.flatnonzero(np.diff(branches, prepend=-1))
+                for rows in np.split(np.arange(found.size), edges[1:]) if found.size else ():
+                    yield table.ranges[branches[rows[0]]], part[found[rows]]
+        for label, child in table.others:
+            rows = these[batch.passing(label)[these]]
+            if rows.size:
+                yield child, rows
 
 
 def _branch_values(test: BoundTest) -> tuple[Any, ...]:
@@ -221,7 +257,20 @@ def _branch_values(test: BoundTest) -> tuple[Any, ...]:
     return test.values
 
 
-def _added(node: _Node | None, steps: list[tuple[int, Any]], at: int, key: int, link: int) -> _Node:
+def _range(tests: list[BoundTest]) -> _Range | None:
+    """The numbers that pass tests of a column; None if the tests are of another kind."""
+    low, high = number_range(Op.AT_LEAST, [_INT64_MIN])
+    for test in tests:
+        if test.negated or test.op not in _RANGES or test.column.kind in _TEXTS:
+            return None
+        is_float = test.column.kind is Kind.FLOAT
+        values = [order_number(value) if is_float else value for value in test.values]
+        low_of, high_of = number_range(test.op, values)
+        low, high = max(low, low_of), min(high, high_of)
+    return low, high
+
+
+def _added(node: _Node | None, steps: list[_Step], at: int, key: int, link: int) -> _Node:
     """The node, or the one that takes its place, with a path from step `at` on."""
     level = steps[at][0] if at < len(steps) else _LEAF
     if node is None:
@@ -236,15 +285,13 @@ def _added(node: _Node | None, steps: list[tuple[int, Any]], at: int, key: int, 
     elif level == _LEAF:
         node.ids[key] = link
     else:
-        step = steps[at][1]
-        if isinstance(step, BoundAnd):
-            node.others[step] = _added(node.others.get(step), steps, at + 1, key, link)
-        else:
-            node.values[step[0]] = _added(node.values.get(step[0]), steps, at + 1, key, link)
+        label = steps[at][1]
+        node.branches[label] = _added(node.branches.get(label), steps, at + 1, key, link)
+        node.table = None
     return node
 
 
-def _removed(node: _Node | None, steps: list[tuple[int, Any]], at: int, key: int) -> _Node | None:
+def _removed(node: _Node | None, steps: list[_Step], at: int, key: int) -> _Node | None:
     """The node without a path, or what is left of it."""
     if node is None:  # an equal conjunction of the filter was removed before
         return None
@@ -255,17 +302,16 @@ def _removed(node: _Node | None, steps: list[tuple[int, Any]], at: int, key: int
     elif node.level == level == _LEAF:
         node.ids.pop(key, None)
     elif node.level == level:
-        step = steps[at][1]
-        branches: dict[Any, _Node] = node.others if isinstance(step, BoundAnd) else node.values
-        name = step if isinstance(step, BoundAnd) else step[0]
-        left = _removed(branches.get(name), steps, at + 1, key)
+        label = steps[at][1]
+        left = _removed(node.branches.get(label), steps, at + 1, key)
         if left is None:
-            branches.pop(name, None)
+            node.branches.pop(label, None)
         else:
-            branches[name] = left
-    if node.level < _LEAF and not (node.values or node.others):
+            node.branches[label] = left
+        node.table = None
+    if node.level < _LEAF and not node.branches:
         return node.star
-    return None if node.is_empty() else node
+    return None if node.level == _LEAF and not node.ids else node
 
 
 class _Batch:
@@ -275,10 +321,11 @@ class _Batch:
         self.columns = columns
         self.rows = rows
         self.evaluation = Evaluation(columns, rows)
-        self.tested: dict[_Label, Rows] = {}
+        self.tested: dict[BoundAnd, Rows] = {}
         self.codes: dict[str, tuple[Int64s, list[Any]]] = {}
+        self.numbers: dict[str, tuple[Int64s, Rows]] = {}
 
-    def passing(self, label: _Label) -> Rows:
+    def passing(self, label: BoundAnd) -> Rows:
         found = self.tested.get(label)
         if found is None:
             found = self.tested[label] = self.evaluation.passes(label)
@@ -290,6 +337,21 @@ class _Batch:
         if found is None:
             found = self.codes[column.name] = self._coded(column)
         return found
+
+    def numbered(self, column: Column) -> tuple[Int64s, Rows]:
+        """The numbers of the column's values, and the rows that have one (not NaN)."""
+        found = self.numbers.get(column.name)
+        if found is None:
+            found = self.numbers[column.name] = self._numbered(column)
+        return found
+
+    def _numbered(self, column: Column) -> tuple[Int64s, Rows]:
+        array = array_of(column, self.columns, self.rows)
+        if array is None:
+            return np.zeros(self.rows, np.int64), np.zeros(self.rows, np.bool_)
+        numbers, is_nan = order_numbers(column, array)
+        fits = array.is_valid().to_numpy(zero_copy_only=False)
+        return numbers, fits & ~is_nan if column.kind is Kind.FLOAT else fits
 
     def _coded(self, column: Column) -> tuple[Int64s, list[Any]]:
         array = array_of(column, self.columns, self.rows)

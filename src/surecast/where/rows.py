@@ -10,11 +10,23 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from surecast.where.binding import Op
 from surecast.where.columns import Column, Kind, array_of
 from surecast.where.evaluate import Columns, numbers_of
 from surecast.where.kernels import COMPARABLE, HAS, codes_of, put_texts
 
-__all__ = ["Bytes", "Codes", "Int32s", "Int64s", "Rows", "order_number", "pool", "rows_of"]
+__all__ = [
+    "Bytes",
+    "Codes",
+    "Int32s",
+    "Int64s",
+    "Rows",
+    "number_range",
+    "order_number",
+    "order_numbers",
+    "pool",
+    "rows_of",
+]
 
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -22,7 +34,8 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _TEXTS: Final = (Kind.STRING, Kind.BINARY)
 _TABLE_MIN: Final = 16  # places of a table of texts
-_INT64_MAX: Final = np.iinfo(np.int64).max
+_INT64_MIN: Final = int(np.iinfo(np.int64).min)
+_INT64_MAX: Final = int(np.iinfo(np.int64).max)
 _FLOAT: Final = struct.Struct("<d")
 _WHOLE: Final = struct.Struct("<q")
 
@@ -31,6 +44,33 @@ def order_number(value: float) -> int:
     """The order number of a float. -0.0 has that of 0.0."""
     (bits,) = _WHOLE.unpack(_FLOAT.pack(value + 0.0))
     return int(bits if bits >= 0 else bits ^ _INT64_MAX)
+
+
+def number_range(op: Op, values: list[int]) -> tuple[int, int]:
+    """The lowest and the highest number that passes."""
+    match op:
+        case Op.LESS:
+            return _INT64_MIN, values[0] - 1
+        case Op.AT_MOST:
+            return _INT64_MIN, values[0]
+        case Op.MORE:
+            return values[0] + 1, _INT64_MAX
+        case Op.AT_LEAST:
+            return values[0], _INT64_MAX
+        case Op.BETWEEN:
+            return values[0], values[1]
+    assert op is Op.EQUAL
+    return values[0], values[0]
+
+
+def order_numbers(column: Column, array: Any) -> tuple[Int64s, Any]:
+    """The whole numbers of a column's values, anything where there is none; and which are NaN."""
+    if column.kind is not Kind.FLOAT:
+        return numbers_of(column, array).astype(np.int64, copy=False), False
+    with np.errstate(invalid="ignore"):  # cells without a value may hold anything
+        values = numbers_of(column, array) + 0.0  # -0.0 becomes 0.0
+    bits = values.view(np.int64)
+    return np.where(bits >= 0, bits, bits ^ _INT64_MAX), np.isnan(values)
 
 
 def pool(texts: list[bytes]) -> tuple[Bytes, Int64s]:
@@ -130,14 +170,10 @@ def rows_of(codes: Codes, columns: Columns, count: int) -> Rows:
                 spans[:, slot, 1] = offsets[1:] + np.int64(size - offsets[0])
                 texts.append(data[offsets[0] : offsets[-1]])
                 size += texts[-1].size
-        elif column.kind is Kind.FLOAT:
-            with np.errstate(invalid="ignore"):  # cells without a value may hold anything
-                values = numbers_of(column, array) + 0.0  # -0.0 becomes 0.0
-            states[np.isnan(values), slot] &= HAS
-            bits = values.view(np.int64)
-            cells[:, slot] = np.where(bits >= 0, bits, bits ^ _INT64_MAX)
         else:
-            cells[:, slot] = numbers_of(column, array)
+            cells[:, slot], is_nan = order_numbers(column, array)
+            if column.kind is Kind.FLOAT:
+                states[is_nan, slot] &= HAS
     held = np.concatenate(texts) if texts else np.empty(0, np.uint8)
     return Rows(
         columns, count, width, cells.reshape(-1), states.reshape(-1), spans.reshape(-1), held

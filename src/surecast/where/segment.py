@@ -28,7 +28,7 @@ from surecast.where.kernels import (
     tiled,
 )
 from surecast.where.normal import Conjunction, conjunctions
-from surecast.where.rows import Codes, Int32s, Int64s, Rows, pool
+from surecast.where.rows import Codes, Int32s, Int64s, Rows, number_range, pool
 
 __all__ = ["Segment"]
 
@@ -288,7 +288,7 @@ def _bounds(codes: Codes, part: Conjunction) -> dict[int, tuple[int, int]]:
     for test in part:
         if test.op in _RANGES and not test.negated and test.column.kind not in _TEXTS:
             slot = codes.slot(test.column)
-            low, high = _range(test.op, [codes.number(slot, value) for value in test.values])
+            low, high = number_range(test.op, [codes.number(slot, value) for value in test.values])
             before = found.get(slot, (_INT64.min, _INT64.max))
             found[slot] = max(low, before[0]), min(high, before[1])
     return {
@@ -327,7 +327,7 @@ class _Tests:
             low = len(self.listed)
             self.listed += sorted(values)
             return LISTED, low, len(self.listed)
-        return RANGE, *_range(test.op, values)
+        return RANGE, *number_range(test.op, values)
 
     def _of_text(self, test: BoundTest) -> tuple[int, int, int]:
         first = len(self.literals)
@@ -347,20 +347,3 @@ class _Tests:
             np.array(self.firsts, np.int64), np.array(self.tests, np.int64),
             np.array(self.listed, np.int64), *pool(self.literals),
         )  # fmt: skip
-
-
-def _range(op: Op, values: list[int]) -> tuple[int, int]:
-    """The lowest and the highest number that passes."""
-    match op:
-        case Op.LESS:
-            return _INT64.min, values[0] - 1
-        case Op.AT_MOST:
-            return _INT64.min, values[0]
-        case Op.MORE:
-            return values[0] + 1, _INT64.max
-        case Op.AT_LEAST:
-            return values[0], _INT64.max
-        case Op.BETWEEN:
-            return values[0], values[1]
-    assert op is Op.EQUAL
-    return values[0], values[0]
