@@ -147,7 +147,7 @@ MUTANTS = {
         INDEX + "rows_of", "array.is_valid().to_numpy(zero_copy_only=False)", "1"
     ),
     "filters without an equality test are left out": Edit(
-        SEGMENT + "Segment._lay_out", "groups = [rest]", "groups = [list[int]()]"
+        SEGMENT + "Segment._grouped", "groups = [rest]", "groups = [list[int]()]"
     ),
     "the bounds of a text are included": Edit(SEGMENT + "_Tests._of_text", "| OPEN", ""),
     "a text may be found where it should begin": Edit(

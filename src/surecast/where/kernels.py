@@ -354,6 +354,21 @@ def tiled(
         count = 1
         while at + count < rows.size and count < 64 and groups[at + count] == group:
             count += 1
+        if count < 4:  # not worth it
+            for index in range(at, at + count):
+                row = rows[index]
+                end = ends[row - row_first]
+                for place in range(starts[group], starts[group + 1]):
+                    member = members[place]
+                    if passes(
+                        member, row * width, cells, states, spans, texts,
+                        firsts, tests, listed, literals, bounds,
+                    ):  # fmt: skip
+                        out[end] = member
+                        end += 1
+                ends[row - row_first] = end
+            at += count
+            continue
         for slot in range(width):
             place = 192 * slot
             for index in range(count):

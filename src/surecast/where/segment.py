@@ -77,9 +77,7 @@ class Segment:
                         slot = codes.slot(test.column)
                         counts.update((slot, codes.number(slot, value)) for value in values)
             self.repeated_count += len(divided) > 1
-        self.filter_numbers = np.array([number for number, _ in parts], np.int32)
-        self.repeated = np.array(repeated, np.int32)
-        tests = _Tests(codes)
+        remaining: list[list[BoundTest]] = []  # the tests that the clusters do not decide
         clusters: dict[int, dict[int, list[int]]] = {}  # slot → value → conjunctions
         rest: dict[int, Conjunction] = {}
         for number, (_, part) in enumerate(parts):
@@ -91,25 +89,30 @@ class Segment:
                 by_value = clusters.setdefault(slot, {})
                 for value in access.values:
                     by_value.setdefault(codes.number(slot, value), []).append(number)
-            tests.add([test for test in part if test is not access])
+            remaining.append([test for test in part if test is not access])
         intervals = _intervals(codes, rest)
+        groups = self._grouped(clusters, intervals, list(rest))
+        owners = np.array([number for number, _ in parts], np.int32)
+        order = self._lay_out(groups, links[owners], np.array(list(map(len, remaining)), np.int32))
+        self.filter_numbers = owners[order]
+        self.repeated = np.array(repeated, np.int32)[order]
+        tests = _Tests(codes)
+        for number in order.tolist():
+            tests.add(remaining[number])
         self.tests = tests.arrays()
-        self._lay_out(clusters, intervals, list(rest), links)
 
     @property
     def size(self) -> int:
         return len(self.numbers)
 
-    def _lay_out(
+    def _grouped(
         self,
         clusters: dict[int, dict[int, list[int]]],
         intervals: dict[int, dict[int, list[int]]],
         rest: list[int],
-        links: Int32s,
-    ) -> None:
-        """Put clusters into groups, each sorted by link: group 0 has the conjunctions without a
-        cluster. Each column with clusters has a hash table from values, or a sorted list of
-        intervals, to the groups."""
+    ) -> list[list[int]]:
+        """Number the clusters: group 0 has the conjunctions without a cluster. Each column with
+        clusters has a hash table from values, or a sorted list of intervals, to the groups."""
         groups = [rest]
         tables = [0]
         keys, group_of = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
@@ -131,19 +134,30 @@ class Segment:
             np.array(slots, np.int32), are_sorted, np.array(tables, np.int64),
             np.concatenate(keys), np.concatenate(group_of),
         )  # fmt: skip
+        return groups
+
+    def _lay_out(self, groups: list[list[int]], links: Int32s, tests: Int32s) -> Int64s:
+        """Sort the conjunctions of each group by link, and those of a link by their number of
+        tests, because those with few tests pass more rows. The conjunctions get new numbers, in the
+        order in which groups have them, so that a group is read from one place in memory. Returns
+        the earlier numbers in this order."""
         sizes = np.array([len(group) for group in groups], np.int64)
         self.starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
-        members = np.array([number for group in groups for number in group], np.int32)
+        members = np.array([number for group in groups for number in group], np.int64)
         in_group = np.repeat(np.arange(sizes.size), sizes)
-        link = links[self.filter_numbers[members]]
-        tests = np.diff(self.tests[0])[members]  # those with few tests first: they pass more rows
-        order = np.lexsort((tests, link, in_group))
-        self.members, self.links = members[order], link[order]
+        members = members[np.lexsort((tests[members], links[members], in_group))]
+        self.links = links[members]
         first = np.diff(self.links, prepend=-1) != 0
         first[self.starts[:-1][sizes > 0]] = True
         edges = np.flatnonzero(first)
         ends = np.append(edges, members.size)[1:]
         self.run_ends = np.repeat(ends, ends - edges).astype(np.int32)
+        earlier, places = np.unique(members, return_index=True)
+        order = earlier[np.argsort(places)]
+        number_of = np.empty(tests.size, np.int32)
+        number_of[order] = np.arange(order.size)
+        self.members = number_of[members]
+        return order
 
     # ------------------------------------------------------------ matching
 
