@@ -93,7 +93,7 @@ class Driven:
         for peer, one in tables.items():
             self.get(peer, Reach(peer, "", (), ()))
             self.get(peer, Attach(STREAM, at, (one,)))
-        self.get("p", Attached(STREAM, end))
+        self.get("p", Attached(STREAM, end, ""))
         self.clear()
 
     def learn(

@@ -295,7 +295,7 @@ def test_after_a_change_of_the_path_streams_continue_where_they_were() -> None:
     made = Driven()
     made.up("p2")
     made.connect(s=table("s", ""))
-    made.get(made.broker.lines[STREAM].source, Attached(STREAM, 1))
+    made.get(made.broker.lines[STREAM].source, Attached(STREAM, 1, ""))
     made.learn(1, 30, batch(1, [b"x"] * 29))
     made.broker.lines[STREAM].below["s"].sent = 20
     made.down(made.broker.lines[STREAM].source)

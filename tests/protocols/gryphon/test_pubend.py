@@ -123,7 +123,7 @@ def test_a_broker_below_is_sent_new_events_and_a_subscriber_those_that_pass() ->
     made.append([b"x"])
     made.get("s", Attach(STREAM, 0, (table("s", X),)))
     made.get("c", Join(STREAM, 1, 0, X))
-    assert made.sent(Attached, "s") == [Attached(STREAM, 2)]
+    assert made.sent(Attached, "s") == [Attached(STREAM, 2, "")]
     made.append([b"y", b"x"])
     assert [(one.lo, one.hi) for one in made.sent(Knowledge, "s")] == [(2, 4)]
     assert [one.lo for one in made.sent(Matched, "c")[-1].batches] == [2]

@@ -31,7 +31,7 @@ def joined(start: int = 0, where: str = X, end: int = 10, **options: Any) -> Dri
     made.up("p")
     made.get("p", StreamsAre((INFO,)))
     made.get("c", Join(STREAM, 1, start, where))
-    made.get("p", Attached(STREAM, end))
+    made.get("p", Attached(STREAM, end, ""))
     return made
 
 

@@ -16,7 +16,11 @@ from collections import Counter
 from random import Random
 from typing import ClassVar, Final
 
-from surecast.columns.batch import Batch
+import msgspec
+
+from surecast.columns.batch import CONFIG, Batch
+from surecast.columns.rules import schema_after
+from surecast.columns.schema import extends
 from surecast.core.machine import HandlerMachine
 from surecast.core.streams import StreamInfo
 from surecast.core.types import (
@@ -33,9 +37,8 @@ from surecast.core.types import (
     Writable,
 )
 from surecast.protocols.gryphon.config import GryphonConfig
-from surecast.protocols.gryphon.line import Below, Line, OwnTable
+from surecast.protocols.gryphon.line import EVERYTHING, Below, Line, OwnTable
 from surecast.protocols.gryphon.links import Links
-from surecast.protocols.gryphon.matching import EVERYTHING, Matcher, cut
 from surecast.protocols.gryphon.messages import (
     Ack,
     AckExpected,
@@ -220,6 +223,8 @@ class Broker(HandlerMachine):
         return line
 
     def _new_line(self, info: StreamInfo, known: Pieces | LogPieces) -> Line:
+        from surecast.protocols.gryphon.matching import Matcher  # loads pyarrow and kernels
+
         table = OwnTable(self.config.name, lambda: self.incarnation, self.config.filters_max)
         line = Line(info, known, Matcher(info.schema), table)
         line.used_ns = self.now_ns
@@ -275,12 +280,20 @@ class Broker(HandlerMachine):
         if line is None or line.source != peer or line.attached or message.end < 1:
             return
         line.attached, line.acked = True, 1  # the acknowledgement is repeated
+        self.take_schema(line, message.schema)
         line.top = max(line.top, message.end)
         for below in line.below.values():
             if not below.begun:
                 self._begin(line, below)
         self.subscriptions.attached(line, message.end)
         self._update_ack(line)
+
+    def take_schema(self, line: Line, schema: str) -> None:
+        """The stream has this schema now. Fields may have been added, nothing else."""
+        if schema != line.info.schema and extends(schema, line.info.schema):
+            line.info = msgspec.structs.replace(line.info, schema=schema)
+            self.infos[line.stream] = line.info
+            line.matcher.set_schema(schema)
 
     # ------------------------------------------------------------ brokers below
 
@@ -307,7 +320,7 @@ class Broker(HandlerMachine):
         below.begun, below.told_ns = True, self.now_ns
         at = below.at or end
         below.sent = below.run_lo = at
-        self._send(below.peer, Attached(line.stream, end))
+        self._send(below.peer, Attached(line.stream, end, line.info.schema))
         if at < end and not self.config.resume:
             below.sent = below.run_lo = end
         elif at < (floor := self._floor(line)):
@@ -399,10 +412,10 @@ class Broker(HandlerMachine):
             if line.matcher.takes_all(below.peer, batch):
                 kept.append(batch)
                 continue
-            rows = line.matcher.rows(batch).get(below.peer)
-            if rows is not None:
-                kept.append(cut(batch, rows))
-            dropped = dropped or rows is None or rows.size < batch.rows
+            part = line.matcher.parts(batch).get(below.peer)
+            if part is not None:
+                kept.append(part)
+            dropped = dropped or part is not batch
         stamps = lowest(piece.stamps, below.stamps) if dropped else piece.stamps
         return tuple(kept), stamps
 
@@ -429,6 +442,9 @@ class Broker(HandlerMachine):
     def learn(self, line: Line, piece: Piece) -> None:
         """Add knowledge from above, and pass it on."""
         assert isinstance(line.known, Pieces)
+        for batch in piece.batches:
+            if batch.kind == CONFIG:
+                self.take_schema(line, schema_after(line.info.schema, batch))
         line.known.add(piece)
         line.top = max(line.top, piece.hi)
         for below in line.below.values():

@@ -12,6 +12,7 @@ from surecast.core.types import MS, SECOND, Peer
 __all__ = ["GryphonConfig", "ReaderConfig", "paper"]
 
 SUBSCRIPTIONS_MAX = 1_000_000
+LINKS_MAX = 1024  # brokers below, as many as the index of filters tells apart (where/index.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class GryphonConfig:
             self, "subscriptions_max", self.subscriptions_max <= SUBSCRIPTIONS_MAX,
             f"at most {SUBSCRIPTIONS_MAX:,}",
         )  # fmt: skip
+        check(self, "brokers_max", self.brokers_max <= LINKS_MAX, f"at most {LINKS_MAX:,}")
         for cell in self.above:
             seen = [cell]
             while (cell := self.above.get(seen[-1], "")) and cell not in seen:

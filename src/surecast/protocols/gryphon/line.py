@@ -5,16 +5,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 from surecast.columns.batch import Batch
 from surecast.columns.intervals import IntervalSet
 from surecast.core.streams import StreamInfo
 from surecast.core.types import LogId, Peer
-from surecast.protocols.gryphon.matching import EVERYTHING, Matcher
 from surecast.protocols.gryphon.messages import Stamps, Table
 from surecast.protocols.gryphon.pieces import LogPieces, Pieces
 
-__all__ = ["LIVE", "PAUSED", "READING", "WAITING", "Below", "Gap", "Line", "OwnTable", "Sub"]
+if TYPE_CHECKING:
+    from surecast.protocols.gryphon.matching import Matcher
+
+__all__ = [
+    "EVERYTHING",
+    "LIVE",
+    "PAUSED",
+    "READING",
+    "WAITING",
+    "Below",
+    "Gap",
+    "Line",
+    "OwnTable",
+    "Sub",
+]
+
+EVERYTHING: Final = ""  # the text of the filter that every event passes
 
 # The states of a subscription. Waiting: until it is known where the stream ends. Reading: it reads
 # what is missing at the owner, and then continues with what the broker gets. Paused: its session

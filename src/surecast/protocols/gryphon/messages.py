@@ -79,10 +79,12 @@ class Attach(GryphonMessage):
 
 
 class Attached(GryphonMessage):
-    """The sender knows of the positions of `stream` below `end`, and will send later ones."""
+    """The sender knows of the positions of `stream` below `end`, and will send later ones.
+    `schema`: of the stream, as far as the sender knows."""
 
     stream: LogId
     end: int
+    schema: str
 
 
 class Detach(GryphonMessage):

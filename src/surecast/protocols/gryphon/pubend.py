@@ -41,7 +41,6 @@ from surecast.protocols.gryphon.config import GryphonConfig
 from surecast.protocols.gryphon.line import Below, Line
 from surecast.protocols.gryphon.messages import Attach, Detach, Fetch, Fetched, Join, Reach
 from surecast.protocols.gryphon.pieces import LogPieces
-from surecast.where.batches import batch_filter
 
 __all__ = ["Pubend"]
 
@@ -128,6 +127,8 @@ class Pubend(Broker):
 
     def _moved(self, line: Line) -> None:
         line.top = max(line.top, self.service.shown_end(line.stream))
+        if (state := self.service.streams.get(line.stream)) is not None:
+            self.take_schema(line, state.info.schema)
         for below in line.below.values():
             self._pump(line, below)
         self.subscriptions.advance(line)
@@ -260,6 +261,8 @@ class Pubend(Broker):
 
     def _answer_fetch(self, message: Fetch) -> Fetched:
         """Read until there is enough to send, or for a limited time."""
+        from surecast.where.batches import batch_filter
+
         stream, at = message.stream, message.lo
         info = self.infos[stream]
         self.counters["gryphon.fetched"] += 1

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from surecast.columns.batch import Batch
+from surecast.columns.batch import DATA, Batch
 from surecast.core.types import AtEndOfPass, LogId, Peer, SetTimer
 from surecast.errors import SurecastError
 from surecast.protocols.gryphon.line import LIVE, PAUSED, READING, WAITING, Gap, Line, Sub
-from surecast.protocols.gryphon.matching import checked, cut
 from surecast.protocols.gryphon.messages import (
     Ack,
     Fetch,
@@ -61,25 +60,26 @@ class Subscriptions:
         if line is None or message.start < 0:
             broker.counters["gryphon.unknown-stream"] += 1
             return  # the subscriber joins again, here or elsewhere
+        from surecast.protocols.gryphon.matching import canonical
+
         self._remove(line, peer)
         why = ""
         if self.count >= self.config.subscriptions_max:
             why = f"this server has {self.count} subscriptions (gryphon.subscriptions_max)"
         else:
             try:
-                text = checked(message.where, line.info.schema)
+                text = canonical(message.where)
             except SurecastError as problem:
                 why = str(problem)
         if why:
-            broker.counters["gryphon.joins-refused"] += 1
-            broker._send(peer, Refused(message.stream, message.number, why))
+            self._refuse(line, peer, message.number, why)
             return
         sub = Sub(peer, message.number, text, line.table.add(text))
         sub.next, sub.told_ns = message.start, broker.now_ns
         line.subs[peer] = sub
         self.by_peer.setdefault(peer, {})[message.stream] = None
         self.count += 1
-        line.matcher.add(sub, 0, text)
+        line.matcher.add(sub, 0, text, exact=True)
         self._table_changed(line)
         if not line.source:
             broker.find_source(line)
@@ -89,6 +89,10 @@ class Subscriptions:
             if not line.horizon:
                 line.horizon = broker._end(line)
             self._begin(line, sub)
+
+    def _refuse(self, line: Line, peer: Peer, number: int, why: str) -> None:
+        self.broker.counters["gryphon.joins-refused"] += 1
+        self.broker._send(peer, Refused(line.stream, number, why))
 
     def leave(self, peer: Peer, message: Leave) -> None:
         if line := self.broker.lines.get(message.stream):
@@ -144,7 +148,7 @@ class Subscriptions:
             return
         if not line.horizon:
             line.horizon = end
-        for sub in line.subs.values():
+        for sub in list(line.subs.values()):
             if sub.state == WAITING:
                 self._begin(line, sub)
             elif sub.state == READING and not sub.fetching:
@@ -154,6 +158,12 @@ class Subscriptions:
     def _begin(self, line: Line, sub: Sub) -> None:
         """The position from which on a new subscription takes the broker's events must not be below
         the horizon, nor below its own start: both would lose events (B9)."""
+        from surecast.protocols.gryphon.matching import refusal
+
+        if why := refusal(sub.text, line.info.schema):  # which is certain only now
+            self._refuse(line, sub.peer, sub.number, why)
+            self._remove(line, sub.peer)
+            return
         if not sub.next:  # it learns at once where it begins, to continue there elsewhere
             sub.next = max(line.top, line.horizon)
             begins = Matched(line.stream, sub.number, sub.next, sub.next, ())
@@ -207,10 +217,10 @@ class Subscriptions:
                     self._must_read(line, sub, piece)
         wanted: dict[Sub, list[Batch]] = {}
         for batch in piece.batches:
-            for receiver, rows in line.matcher.rows(batch).items():
+            for receiver, part in line.matcher.parts(batch).items():
                 if isinstance(receiver, Sub):
-                    wanted.setdefault(receiver, []).append(cut(batch, rows))
-            if batch.kind != 1:  # an event of the stream itself goes to everybody
+                    wanted.setdefault(receiver, []).append(part)
+            if batch.kind != DATA:  # an event of the stream itself goes to everybody
                 everybody: Any = line.subs.values()
             else:
                 everybody = [one for one in line.matcher.all_takers() if isinstance(one, Sub)]
