@@ -73,3 +73,31 @@ def test_a_subscriber_survives_the_death_of_the_servers_on_its_path() -> None:
                 await until(lambda: len(regions.layer("east-1").members) == 2)
 
     play(scenario)
+
+
+def test_filters_are_exact_can_be_changed_and_see_fields_that_were_added() -> None:
+    async def scenario() -> None:
+        async with (
+            Regions(OWNERS, east=1, west=1) as regions,
+            regions.client("east") as east,
+            regions.client("west") as west,
+        ):
+            here, there = await opened(east), await opened(west)
+            rows = [{"sym": "IBM" if n % 3 else "SAP", "qty": n} for n in range(30)]
+            await here.publish_many(rows)
+            for stream in (here, there):
+                subscription = stream.subscribe(start=1, where="sym == 'SAP' and qty > 10")
+                got = await take(subscription, 4)
+                assert [e.attributes["qty"] for e in got] == [12, 15, 18, 21]
+                await subscription.change(where="qty >= 25")
+                got = await take(subscription, 5)
+                assert [e.attributes["qty"] for e in got] == [25, 26, 27, 28, 29]
+            await here.change(schema="sym string, qty int64, venue string")
+            schema = pa.schema([*SCHEMA, ("venue", pa.string())])
+            while (there := await west.stream("trades")).schema != schema:
+                await asyncio.sleep(0.02)
+            newer = there.subscribe(start=1, where="venue == 'X'")
+            await here.publish_many([{"sym": "A", "venue": v} for v in ("Y", "X", None, "X")])
+            assert [e.seq for e in await take(newer, 2)] == [33, 35]
+
+    play(scenario)

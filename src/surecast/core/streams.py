@@ -34,6 +34,7 @@ __all__ = [
     "Create",
     "CursorPosition",
     "CursorState",
+    "Describe",
     "ForceNewStream",
     "Forfeit",
     "Handed",
@@ -198,6 +199,14 @@ class Attend(Input):
 
     layer: str
     on: bool
+
+
+class Describe(Input):
+    """A stream of another region, of which this region has no copy, has this schema now. Not
+    stored: the layer of the delivery learns it again after a start."""
+
+    stream: LogId
+    schema: str
 
 
 class Create(Input):

@@ -200,6 +200,8 @@ class Broker(HandlerMachine):
         ]
         for info in new:
             self.infos[info.stream_id] = info
+            if line := self.lines.get(info.stream_id):
+                self.take_schema(line, info.schema)
             self._learned(info)
         for other, neighbour in self.links.peers.items() if new else ():
             if other != peer and neighbour.up:
@@ -207,7 +209,7 @@ class Broker(HandlerMachine):
         self._activate()
 
     def _learned(self, _info: StreamInfo) -> None:
-        """A stream of another region has become known (also overridden by `Pubend`)."""
+        """A stream, or its changed schema, has become known."""
 
     # ------------------------------------------------------------ streams and their sources
 
@@ -292,8 +294,9 @@ class Broker(HandlerMachine):
         """The stream has this schema now. Fields may have been added, nothing else."""
         if schema != line.info.schema and extends(schema, line.info.schema):
             line.info = msgspec.structs.replace(line.info, schema=schema)
-            self.infos[line.stream] = line.info
             line.matcher.set_schema(schema)
+            self.infos[line.stream] = line.info
+            self._learned(line.info)
 
     # ------------------------------------------------------------ brokers below
 

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any, ClassVar, Final
 
 from surecast.columns.batch import Batch
+from surecast.columns.schema import extends
 from surecast.core.names import owner_of
 from surecast.core.replicated import RoleChanged
 from surecast.core.streams import (
@@ -22,6 +23,7 @@ from surecast.core.streams import (
     Attend,
     Await,
     Create,
+    Describe,
     Handed,
     Refuse,
     Resume,
@@ -88,15 +90,16 @@ class Pubend(Broker):
         info = event.info
         if info.delivery != DELIVERY:
             return
+        known = self.infos.get(info.stream_id)
+        if known is not None and extends(known.schema, info.schema):
+            info = known  # with the schema that the owner has told
         self.infos[info.stream_id] = info
         if info.owner == self.config.region:
             line = self._new_line(info, LogPieces(self.service, info.stream_id))
             line.attached, line.top = True, max(1, self.service.shown_end(info.stream_id))
             self.lines[info.stream_id] = line
             self._review(info.stream_id)
-            for peer, neighbour in self.links.peers.items():
-                if neighbour.up:
-                    self._tell_streams(peer, [info])
+        self._learned(info)
         self._activate()
 
     def _on_role_changed(self, event: RoleChanged) -> None:
@@ -114,9 +117,16 @@ class Pubend(Broker):
             self.out.append(PassDown(command))
 
     def _learned(self, info: StreamInfo) -> None:
-        """Add a stream of another region to the directory of this region."""
-        here = self.service.is_listed(info.stream_id)
-        if self.is_head and info.owner != self.config.region and not here:
+        """Add a stream of another region to the directory of this region, or tell the stream
+        service its schema. Tell brokers below the changed schema of a stream of this region."""
+        if info.owner == self.config.region:
+            for peer, neighbour in self.links.peers.items():
+                if neighbour.up:
+                    self._tell_streams(peer, [info])
+        elif self.service.is_listed(info.stream_id):
+            if info.schema:
+                self.out.append(PassDown(Describe(info.stream_id, info.schema)))
+        elif self.is_head:
             self.out.append(PassDown(Adopt(info)))
 
     def _on_moved(self, event: StreamsMoved) -> None:
@@ -127,11 +137,14 @@ class Pubend(Broker):
 
     def _moved(self, line: Line) -> None:
         line.top = max(line.top, self.service.shown_end(line.stream))
-        if (state := self.service.streams.get(line.stream)) is not None:
-            self.take_schema(line, state.info.schema)
+        self._look_for_schema(line)
         for below in line.below.values():
             self._pump(line, below)
         self.subscriptions.advance(line)
+
+    def _look_for_schema(self, line: Line) -> None:
+        if (state := self.service.streams.get(line.stream)) is not None:
+            self.take_schema(line, state.info.schema)
 
     def _on_taken_back(self, event: TakenBack) -> None:
         """Committed positions were given up: everybody attaches and joins again."""
@@ -210,6 +223,7 @@ class Pubend(Broker):
         for line in self.lines.values():
             if self.is_owner(line):
                 self._check_acks(line)
+                self._look_for_schema(line)
 
     def _check_acks(self, line: Line) -> None:
         """Tell brokers below what they should have acknowledged (liveness: this is how the loss of

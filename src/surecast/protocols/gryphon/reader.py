@@ -34,7 +34,6 @@ class Followed:
     where: str
     number: int  # of the last Join
     heard_ns: int
-    refused: str = ""
 
 
 class Reader(HandlerMachine):
@@ -63,6 +62,8 @@ class Reader(HandlerMachine):
 
     def _on_follow(self, inp: Follow) -> None:
         self.streams[inp.stream] = Followed(max(inp.start, 0), inp.where, 0, self.now_ns)
+        if inp.token:  # answers to earlier Joins are dropped, because their number is another one
+            self.out.append(Emit(Following(inp.stream, inp.start, inp.token)))
         if inp.token:
             self.out.append(Emit(Following(inp.stream, inp.start, inp.token)))
         self._join(inp.stream)
@@ -83,7 +84,7 @@ class Reader(HandlerMachine):
         silent = [
             stream
             for stream, followed in self.streams.items()
-            if not followed.refused and self.now_ns - followed.heard_ns >= idle_ns
+            if self.now_ns - followed.heard_ns >= idle_ns
         ]
         if silent and len(self.config.servers) > 1:
             self._join_next()
@@ -99,15 +100,19 @@ class Reader(HandlerMachine):
         for stream in self.streams:
             self._send(self._server, Leave(stream))
         self.target = (self.target + 1) % len(self.config.servers)
-        for stream, followed in self.streams.items():
-            if not followed.refused:
-                self._join(stream)
+        for stream in self.streams:
+            self._join(stream)
 
     def _on_refused(self, peer: Peer, message: Refused) -> None:
+        """The server does not accept the filter: join without it, because the application applies
+        it anyway. A server that does not accept that either is left after `idle_ns`."""
         followed = self.streams.get(message.stream)
-        if followed is not None and peer == self._server and followed.number == message.number:
-            followed.refused = message.why
-            self.counters["gryphon.refused"] += 1
+        if followed is None or peer != self._server or followed.number != message.number:
+            return
+        self.counters["gryphon.refused"] += 1
+        if followed.where:
+            followed.where = ""
+            self._join(message.stream)
 
     def _on_matched(self, peer: Peer, message: Matched) -> None:
         stream = message.stream

@@ -78,6 +78,7 @@ from surecast.core.streams import (
     Attend,
     Await,
     Create,
+    Describe,
     ForceNewStream,
     Forfeit,
     Handed,
@@ -205,6 +206,7 @@ class StreamService(HandlerMachine):
         Attend: "_on_attend",
         Create: "_on_create",
         Await: "_on_await",
+        Describe: "_on_describe",
         Refuse: "_on_refuse",
         Settle: "_on_settle",
         Suspend: "_on_suspend",
@@ -739,6 +741,13 @@ class StreamService(HandlerMachine):
     def _on_resume(self, inp: Resume) -> None:
         if stream := self.streams.get(inp.stream):
             stream.suspended = ""
+
+    def _on_describe(self, inp: Describe) -> None:
+        stream = self.streams.get(inp.stream)
+        if stream is not None and not self._owns(stream) and stream.end == 1:
+            before = stream.info.schema
+            if inp.schema != before and _is_readable(inp.schema) and extends(inp.schema, before):
+                stream.info = msgspec.structs.replace(stream.info, schema=inp.schema)
 
     def _on_limit(self, inp: Limit) -> None:
         before = self.limits.pop(inp.stream, None)
