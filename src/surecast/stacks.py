@@ -55,6 +55,7 @@ def region_replica(
         counters=counters,
         kinds={**replica_layers(), **{layer_of(kind): kind for kind in types}},
         deliveries={role.delivery: role.name for role in used if role.delivery},
+        remote=frozenset(role.delivery for role in used if not role.keeps_copies),
         made=made,
     )
     for role in used:

@@ -1,11 +1,14 @@
 """Streams with delivery="filtered", through the client: in their own region and from another."""
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from surecast.client.stream import Stream
+from surecast.errors import NotSupported
 from tests.client.stage import Regions, play, until
 
 SCHEMA = pa.schema([("sym", pa.string()), ("qty", pa.int64())])
@@ -99,5 +102,32 @@ def test_filters_are_exact_can_be_changed_and_see_fields_that_were_added() -> No
             newer = there.subscribe(start=1, where="venue == 'X'")
             await here.publish_many([{"sym": "A", "venue": v} for v in ("Y", "X", None, "X")])
             assert [e.seq for e in await take(newer, 2)] == [33, 35]
+
+    play(scenario)
+
+
+def test_latest_and_times_are_those_of_the_owner() -> None:
+    async def scenario() -> None:
+        async with (
+            Regions(OWNERS, east=1, west=1) as regions,
+            regions.client("east") as east,
+            regions.client("west") as west,
+        ):
+            here, there = await opened(east), await opened(west)
+            await here.publish_many([{"qty": n} for n in range(5)])
+            middle = datetime.now(UTC)
+            await asyncio.sleep(0.01)
+            await here.publish_many([{"qty": n} for n in range(5, 9)])
+            latest = await there.subscribe().ready()
+            pattern = await west.subscribe("trades").ready()
+            timed = there.subscribe(start=middle, stop="latest")
+            assert [e.seq async for e in timed] == [6, 7, 8, 9]
+            await here.publish({"qty": 10})
+            for subscription in (latest, pattern):
+                assert [e.seq for e in await take(subscription, 1)] == [10]
+            table = await there.read()
+            assert table.num_rows == 10
+            with pytest.raises(NotSupported, match="'east'"):
+                await anext(there.subscribe(name="billing"))
 
     play(scenario)

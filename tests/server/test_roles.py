@@ -112,6 +112,7 @@ class Observer:
 class Role:
     name = "made"
     delivery = "made-to-measure"
+    keeps_copies = True
     config = Config
     layer_types = {"made": Layer}
     observer = Observer()

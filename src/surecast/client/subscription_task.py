@@ -28,7 +28,7 @@ from surecast.core.streams import StreamInfo
 from surecast.core.types import SECOND, LogId
 from surecast.core.wire import SEQ_END_MAX
 from surecast.endpoint.endpoint import Endpoint
-from surecast.endpoint.error_messages import not_supported, subscription_error
+from surecast.endpoint.error_messages import not_supported, only_at_owner, subscription_error
 from surecast.endpoint.readers import Reader, Readers
 from surecast.errors import FilterError, NotSupported, StreamDeleted, SurecastError, UsageError
 
@@ -183,6 +183,8 @@ class SubscriptionTask:
         delivery = self._endpoint.delivery_of(info)
         self.spec.check(delivery)
         self._readers.check(delivery)
+        if self.spec.name is not None and self._endpoint.is_remote(info):
+            raise only_at_owner("name=", info)
         self._filter_of(info, self.where)
 
     def _filter_of(self, info: StreamInfo, where: str) -> BatchFilter | None:
@@ -326,10 +328,18 @@ class SubscriptionTask:
         has_position, cursor = stream in self._stored(), self.buffer.cursor
         if self._complete or (cursor is not None and cursor.has_begun):
             start = "earliest"  # the stream is new, unless a position is stored: read all of it
-        needs_query = isinstance(start, datetime) and not has_position
+        is_remote = self._endpoint.is_remote(info)
+        if is_remote:
+            end = 0  # this region does not know it
+        needs_query = not has_position and (
+            isinstance(start, datetime) or (is_remote and start == "latest")
+        )
         begins = None if needs_query else self._known_start(info, start, end)
         reader = self._leased.get(info.delivery)
-        if begins is None or reader is None or isinstance(self.spec.stop, datetime):
+        stops_by_query = isinstance(self.spec.stop, datetime) or (
+            is_remote and self.spec.stop == "latest"
+        )
+        if begins is None or reader is None or stops_by_query:
             self._joining[stream] = self._loop.create_task(self._join(info, begins, end))
         else:
             self._follow(info, reader, begins, self._known_stop(info, end))

@@ -365,6 +365,10 @@ class Delivery(Protocol):
         """What can be done with its streams (a subset of VERBS); the rest raises NotSupported."""
 
     @property
+    def keeps_copies(self) -> bool:
+        """Whether regions that do not own a stream have its events, too."""
+
+    @property
     def acks(self) -> tuple[str, ...]:
         """The levels of acknowledgement that publishers may request, weakest first."""
 

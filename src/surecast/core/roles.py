@@ -43,6 +43,7 @@ class Kit:
     counters: Counter[str] | None  # for `HandlerMachine`; None: the layer makes its own
     kinds: Mapping[str, type[Any]]  # the class of each layer; tests replace some
     deliveries: Mapping[str, str]  # delivery → the name of the layer that is its server side
+    remote: frozenset[str]  # those of them that keep events only at the owner of a stream
     made: dict[str, Layer]  # the layers below, which exist already
 
     @property
@@ -113,6 +114,11 @@ class Role(Protocol):
     @property
     def delivery(self) -> str:
         """The delivery of which this role is the server side; empty: none."""
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether regions that do not own a stream of the delivery keep its events, too, or have
+        nothing to do with it. If not, they ask its layer for the positions of times (Handed)."""
 
     @property
     def config(self) -> type[Any]:

@@ -29,6 +29,7 @@ __all__ = [
     "DEFAULT_DELIVERY",
     "DIRECTORY",
     "Adopt",
+    "Answer",
     "Attend",
     "Await",
     "Create",
@@ -175,9 +176,11 @@ class Handed(msgspec.Struct, gc=False):
     ack, nack: the owner's answer to a publish. The message has `stream`, `publisher`, `pub_no` and
     `why`.
     opened: the owner's answer to a create. The message has `name`, `info`, `why` and `head`.
+    locate: the position of a time, of a stream of which this region has no copy. The message has
+    `stream` and `time_ns`. The layer answers with Answer.
     """
 
-    what: Literal["publish", "create", "ack", "nack", "opened"]
+    what: Literal["publish", "create", "ack", "nack", "opened", "locate"]
     peer: Peer
     message: Any
 
@@ -229,6 +232,16 @@ class Refuse(Input):
 
     peer: Peer
     message: Any
+    why: str
+
+
+class Answer(Input):
+    """The answer to a question of `peer` (Handed): a position, or why there is none. The service
+    passes it to the layer that got the question."""
+
+    peer: Peer
+    message: Any
+    seq: int
     why: str
 
 
@@ -364,6 +377,10 @@ class Streams(Protocol):
 
     def lost_at(self, stream: LogId, seq: int) -> tuple[int, str] | None:
         """If position `seq` is lost (Forfeit): the end of the lost range, and why. Else None."""
+
+    def locate(self, stream: LogId, time_ns: int) -> tuple[int, str]:
+        """The first position of a known stream with an event at or after a time, or why it cannot
+        be told; with a negative time, the end of the stream."""
 
     def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
         """The next batches of a known stream from `lo` on, up to `hi` (0: up to the end that is

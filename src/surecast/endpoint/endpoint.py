@@ -178,6 +178,10 @@ class Endpoint:
                 raise unknown_schema(info) from None
         return delivery
 
+    def is_remote(self, info: StreamInfo) -> bool:
+        """Whether only another region has the events of the stream."""
+        return not self.delivery_of(info).keeps_copies and info.owner != self.link.region.name
+
     def supports(self, info: StreamInfo, verb: str) -> bool:
         """Whether the stream's delivery supports a verb, a feature of `core.endpoint.VERBS`."""
         return verb in self.delivery_of(info).verbs

@@ -32,6 +32,7 @@ __all__ = [
     "check_change",
     "encode_hint",
     "not_supported",
+    "only_at_owner",
     "open_error",
     "publish_error",
     "subscription_error",
@@ -220,6 +221,15 @@ def change_error(name: str, why: str) -> SurecastError:
 def not_supported(call: str, delivery: Delivery) -> NotSupported:
     """The error for a call or argument, such as "collect()", that a delivery does not support."""
     return NotSupported(f"{call} is not supported by delivery={delivery.name!r}")
+
+
+def only_at_owner(call: str, info: StreamInfo) -> NotSupported:
+    """The error for an argument that works only for clients of the region that owns the stream."""
+    return NotSupported(
+        f"{call} works only in the region that owns stream {info.name!r}, {info.owner!r}: with "
+        f"delivery={info.delivery!r} other regions keep neither events nor positions. Connect to "
+        "a server of that region"
+    )
 
 
 def unknown_schema(info: StreamInfo) -> NotSupported:

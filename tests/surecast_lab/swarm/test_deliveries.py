@@ -47,6 +47,7 @@ class Copies:
     ordered = True
     needs: ClassVar[frozenset[str]] = frozenset({"region"})
     verbs: ClassVar[frozenset[str]] = frozenset()
+    keeps_copies = True
     acks = ("local",)
 
     def check(self, spec: StreamSpec) -> None:

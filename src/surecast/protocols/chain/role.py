@@ -20,6 +20,7 @@ class ChainRole:
 
     name = "chain"
     delivery = ""
+    keeps_copies = True
     config: type[Any] = ChainConfig
     layer_types: ClassVar[Mapping[str, type[Any]]] = {"chain": Replica}
     observer: Observer = ChainObserver()

@@ -23,6 +23,7 @@ class Filtered:
     verbs = frozenset(
         {"pattern", "name", "time", "retain", "collect", "publisher", "delete", "where"}
     )
+    keeps_copies = False
     acks = ("local",)
 
     def check(self, spec: StreamSpec) -> None:

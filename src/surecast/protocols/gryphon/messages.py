@@ -18,6 +18,8 @@ __all__ = [
     "Fetch",
     "Fetched",
     "Filters",
+    "Find",
+    "Found",
     "Join",
     "Knowledge",
     "Leave",
@@ -165,6 +167,23 @@ class Fetched(GryphonMessage):
     batches: tuple[Batch, ...]
     # If not empty, [lo, hi) is lost: no replica has these positions any more. For people.
     lost: str = ""
+
+
+class Find(GryphonMessage):
+    """Which is the first position of `stream` at or after a time (-1: the end)? Between servers of
+    two regions."""
+
+    token: int
+    stream: LogId
+    time_ns: int
+
+
+class Found(GryphonMessage):
+    """The answer to Find. `why`: why there is no position, as for clients."""
+
+    token: int
+    seq: int
+    why: str
 
 
 # ------------------------------------------------------------ between brokers and subscribers

@@ -20,6 +20,7 @@ from surecast.core.replicated import RoleChanged
 from surecast.core.streams import (
     DIRECTORY,
     Adopt,
+    Answer,
     Attend,
     Await,
     Create,
@@ -41,7 +42,16 @@ from surecast.parts.forwarding import Forwarding
 from surecast.protocols.gryphon.broker import DELIVERY, LAYER, Broker
 from surecast.protocols.gryphon.config import GryphonConfig
 from surecast.protocols.gryphon.line import Below, Line
-from surecast.protocols.gryphon.messages import Attach, Detach, Fetch, Fetched, Join, Reach
+from surecast.protocols.gryphon.messages import (
+    Attach,
+    Detach,
+    Fetch,
+    Fetched,
+    Find,
+    Found,
+    Join,
+    Reach,
+)
 from surecast.protocols.gryphon.pieces import LogPieces
 
 __all__ = ["Pubend"]
@@ -54,6 +64,11 @@ ENDS_MAX: Final = 64  # remembered ends of a stream
 
 class Pubend(Broker):
     uses = ("streams",)
+    handlers: ClassVar[dict[type, str]] = {
+        **Broker.handlers,
+        Find: "_on_find",
+        Found: "_on_found",
+    }
     from_below: ClassVar[dict[type, str]] = {
         StreamAdded: "_on_added",
         StreamsMoved: "_on_moved",
@@ -83,6 +98,8 @@ class Pubend(Broker):
         self.heads: dict[str, Peer] = {}  # of other regions, as far as known
         self.unreachable: dict[Peer, None] = {}  # servers whose last session has ended
         self.forwarding = Forwarding(self)
+        # Questions that were passed to another region: token → (client, its message, when).
+        self.finding: dict[int, tuple[Peer, Any, int]] = {}
 
     # ------------------------------------------------------------ the stream service
 
@@ -128,6 +145,33 @@ class Pubend(Broker):
                 self.out.append(PassDown(Describe(info.stream_id, info.schema)))
         elif self.is_head:
             self.out.append(PassDown(Adopt(info)))
+
+    # ------------------------------------------------------------ positions of times
+
+    def _locate(self, peer: Peer, message: Any) -> None:
+        """A client asks for a position in a stream of another region: ask a server there. The
+        client repeats its question if there is no answer."""
+        info = self.infos.get(message.stream)
+        head = self.head_of(info.owner) if info is not None else ""
+        if not head or len(self.finding) >= self.config.fetches_max:
+            self.command(Answer(peer, message, 0, "recovering"))
+            return
+        token = self.next_token()
+        self.finding[token] = (peer, message, self.now_ns)
+        self._send(head, Find(token, message.stream, message.time_ns))
+
+    def _on_find(self, peer: Peer, message: Find) -> None:
+        line = self.lines.get(message.stream)
+        if line is None or not self.is_owner(line):
+            self._send(peer, Found(message.token, 0, "unknown-stream"))
+        else:
+            answer = self.service.locate(message.stream, message.time_ns)
+            self._send(peer, Found(message.token, *answer))
+
+    def _on_found(self, peer: Peer, message: Found) -> None:
+        asked = self.finding.pop(message.token, None)
+        if asked is not None and self.region_of_server(peer):
+            self.command(Answer(asked[0], asked[1], message.seq, message.why))
 
     def _on_moved(self, event: StreamsMoved) -> None:
         for stream in event.streams:
@@ -220,6 +264,9 @@ class Pubend(Broker):
     def _tick(self) -> None:
         super()._tick()
         self._attend()
+        old_ns = self.now_ns - self.config.fetch_ns
+        for token in [token for token, (_, _, at_ns) in self.finding.items() if at_ns < old_ns]:
+            del self.finding[token]
         for line in self.lines.values():
             if self.is_owner(line):
                 self._check_acks(line)
@@ -316,6 +363,8 @@ class Pubend(Broker):
                 self.forwarding.on_nack(peer, message)
             case "create":
                 self._create(peer, message)
+            case "locate":
+                self._locate(peer, message)
             case "opened":
                 if self.forwarding.take_refusal(peer, message):
                     self.command(Settle(message.name, message.why))

@@ -81,6 +81,7 @@ class GryphonRole:
 
     name = LAYER
     delivery = DELIVERY
+    keeps_copies = False
     config = GryphonConfig
     layer_types: Mapping[str, type[Any]] = {LAYER: Pubend}
     observer = GryphonObserver()

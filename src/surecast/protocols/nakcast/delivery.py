@@ -21,6 +21,7 @@ class Nakcast:
     ordered = True
     needs = frozenset({"region", "listen"})
     verbs = frozenset({"pattern", "name", "time", "where", "retain", "delete"})
+    keeps_copies = True
     acks = ("local",)
 
     def check(self, spec: StreamSpec) -> None:

@@ -74,6 +74,7 @@ class NakcastRole:
 
     name = LAYER
     delivery = DELIVERY
+    keeps_copies = True
     config = NakcastConfig
     layer_types: Mapping[str, type[Any]] = {LAYER: NakcastServer}
     observer = NakcastObserver()

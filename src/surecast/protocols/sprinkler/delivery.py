@@ -24,6 +24,7 @@ class Broadcast:
     ordered = True
     needs = frozenset({"region"})
     verbs = VERBS
+    keeps_copies = True
     acks = ("local",)
 
     def check(self, spec: StreamSpec) -> None:

@@ -22,6 +22,7 @@ class SprinklerRole:
 
     name = "sprinkler"
     delivery = Broadcast.name
+    keeps_copies = True
     config: type[Any] = SprinklerConfig
     layer_types: ClassVar[Mapping[str, type[Any]]] = {
         "sprinkler": RegionSync,

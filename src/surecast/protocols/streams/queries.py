@@ -8,9 +8,8 @@ from typing import ClassVar
 
 from surecast.core.machine import HandlerMachine
 from surecast.core.names import is_name, is_pattern, matches
-from surecast.core.streams import StreamAdded, StreamInfo, spec_bytes
-from surecast.core.types import LogId, Peer, PeerDown
-from surecast.errors import StorageError
+from surecast.core.streams import Answer, Handed, StreamAdded, StreamInfo, spec_bytes
+from surecast.core.types import LogId, PassDown, Peer, PeerDown
 from surecast.protocols.streams.config import StreamsConfig
 from surecast.protocols.streams.messages import (
     Introduce,
@@ -22,7 +21,6 @@ from surecast.protocols.streams.messages import (
     WatchStreams,
 )
 from surecast.protocols.streams.service import StreamService
-from surecast.protocols.streams.stream import Stream
 
 __all__ = ["Queries"]
 
@@ -42,7 +40,7 @@ class Queries(HandlerMachine):
         Locate: "_on_locate",
     }
     inputs: ClassVar[dict[type, str]] = {PeerDown: "_on_peer_down"}
-    from_below: ClassVar[dict[type, str]] = {StreamAdded: "_on_added"}
+    from_below: ClassVar[dict[type, str]] = {StreamAdded: "_on_added", Answer: "_on_answer"}
 
     def __init__(
         self, config: StreamsConfig, service: StreamService, counters: Counter[str] | None = None
@@ -119,35 +117,16 @@ class Queries(HandlerMachine):
     # ------------------------------------------------------------ the position of a time
 
     def _on_locate(self, peer: Peer, message: Locate) -> None:
-        stream = self.service.streams.get(message.stream)
+        service = self.service
+        stream = service.streams.get(message.stream)
         if stream is None:
             self._send(peer, Located(message.token, 0, "unknown-stream"))
-            return
-        if self.service.is_ended(stream):
-            self._send(peer, Located(message.token, 0, "stream-deleted"))
-            return
-        end = self.service.visible_end(stream)
-        if message.time_ns < 0:  # the end is requested
-            self._send(peer, Located(message.token, self._end(message.stream)))
-            return
-        self.service.feed(stream)
-        if not stream.quarantined and stream.index.end < end:
-            # Retention has not indexed the whole log yet (it is long, and the server was just
-            # started), so not all times are known.
-            self._send(peer, Located(message.token, 0, "recovering"))
-            return
-        self._send(peer, self._located(stream, message))
+        elif service.is_remote(stream):
+            self.out.append(PassDown(Handed("locate", peer, message)))
+        else:
+            self._send(
+                peer, Located(message.token, *service.locate(message.stream, message.time_ns))
+            )
 
-    def _located(self, stream: Stream, message: Locate) -> Located:
-        """The answer to Locate. In a damaged stream, a time has no known position if it is later
-        than the readable part."""
-        try:
-            seq = stream.first_at(message.time_ns, self.service.disk)
-        except StorageError as problem:
-            if not stream.quarantined:
-                self.service.damaged(stream, problem, stream.committed)
-            return Located(message.token, 0, "quarantined")
-        readable = min(stream.committed, stream.index.end)
-        if stream.quarantined and message.time_ns > 0 and seq >= readable:
-            return Located(message.token, 0, "quarantined")
-        return Located(message.token, seq)
+    def _on_answer(self, event: Answer) -> None:
+        self._send(event.peer, Located(event.message.token, event.seq, event.why))

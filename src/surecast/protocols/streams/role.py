@@ -19,6 +19,7 @@ class StreamsRole:
 
     name = "streams"
     delivery = ""
+    keeps_copies = True
     config: type[Any] = StreamsConfig
     layer_types: ClassVar[Mapping[str, type[Any]]] = {
         "streams": StreamService,
@@ -40,7 +41,12 @@ class StreamsRole:
     def layers(self, config: StreamsConfig, kit: Kit) -> dict[str, Layer]:
         kinds, counters = kit.kinds, kit.counters
         service: StreamService = kinds["streams"](
-            config, kit.disk("streams"), kit.rng, counters, deliveries=kit.deliveries
+            config,
+            kit.disk("streams"),
+            kit.rng,
+            counters,
+            deliveries=kit.deliveries,
+            remote=kit.remote,
         )
         return {
             "streams": service,

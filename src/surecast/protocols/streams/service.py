@@ -75,6 +75,7 @@ from surecast.core.streams import (
     DEFAULT_DELIVERY,
     DIRECTORY,
     Adopt,
+    Answer,
     Attend,
     Await,
     Create,
@@ -205,7 +206,9 @@ class StreamService(HandlerMachine):
         Adopt: "_on_adopt",
         Attend: "_on_attend",
         Create: "_on_create",
+        Answer: "_on_answer",
         Await: "_on_await",
+        Handed: "_on_question",
         Describe: "_on_describe",
         Refuse: "_on_refuse",
         Settle: "_on_settle",
@@ -244,13 +247,16 @@ class StreamService(HandlerMachine):
         counters: Counter[str] | None = None,
         *,
         deliveries: Mapping[str, str],
+        remote: frozenset[str] = frozenset(),
     ) -> None:
-        """`deliveries`: name of a delivery → the layer that is its server side."""
+        """`deliveries`: name of a delivery → the layer that is its server side. `remote`: the
+        deliveries that keep events only in the region that owns a stream."""
         super().__init__(counters)
         self.config = config
         self.disk = disk
         self.rng = rng
         self.deliveries = deliveries
+        self.remote = remote
         self.directory = Directory()
         self.directory_committed = 1  # the end of what `directory` contains
         self.directory_at_start = disk.end(DIRECTORY)  # the end of that log at the start
@@ -310,6 +316,10 @@ class StreamService(HandlerMachine):
     def _owns(self, stream: Stream) -> bool:
         return stream.info.owner == self.config.region
 
+    def is_remote(self, stream: Stream) -> bool:
+        """Whether only another region has the events of the stream."""
+        return stream.info.delivery in self.remote and not self._owns(stream)
+
     # ------------------------------------------------------------ what layers above may read
     # These methods implement `core.streams.Streams`, which explains them.
 
@@ -368,6 +378,30 @@ class StreamService(HandlerMachine):
         holes = IntervalSet(self.disk.holes(stream)).difference(self.forfeited[stream][0])
         end = self._allowed_end(state)
         return min(end, holes.lowest() or end)
+
+    def locate(self, stream: LogId, time_ns: int) -> tuple[int, str]:
+        state = self.streams[stream]
+        if self.is_ended(state):
+            return 0, "stream-deleted"
+        end = self.visible_end(state)
+        if time_ns < 0:  # the end for readers of ranges, which may be after lost positions
+            return max(end, self.readable_end(stream)), ""
+        self.feed(state)
+        if not state.quarantined and state.index.end < end:
+            # Retention has not indexed the whole log yet (it is long, and the server was just
+            # started), so not all times are known.
+            return 0, "recovering"
+        try:
+            seq = state.first_at(time_ns, self.disk)
+        except StorageError as problem:
+            if not state.quarantined:
+                self.damaged(state, problem, state.committed)
+            return 0, "quarantined"
+        # In a damaged stream, a time has no known position if it is later than the readable part.
+        readable = min(state.committed, state.index.end)
+        if state.quarantined and time_ns > 0 and seq >= readable:
+            return 0, "quarantined"
+        return seq, ""
 
     def lost_at(self, stream: LogId, seq: int) -> tuple[int, str] | None:
         if stream not in self.forfeited:
@@ -741,6 +775,15 @@ class StreamService(HandlerMachine):
     def _on_resume(self, inp: Resume) -> None:
         if stream := self.streams.get(inp.stream):
             stream.suspended = ""
+
+    def _on_question(self, question: Handed) -> None:
+        """A question of a client, which the layer above this one that got it cannot answer: pass it
+        to the layer of the stream's delivery."""
+        if stream := self.streams.get(question.message.stream):
+            self._tell(stream.info, question)
+
+    def _on_answer(self, answer: Answer) -> None:
+        self.out.append(Emit(answer, "queries"))
 
     def _on_describe(self, inp: Describe) -> None:
         stream = self.streams.get(inp.stream)
