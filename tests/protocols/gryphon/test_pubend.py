@@ -283,6 +283,8 @@ def test_a_new_stream_of_this_region_is_created_here() -> None:
 
 def test_without_a_reachable_owner_requests_are_refused() -> None:
     made = Owner("west", owners={"": "east"})
+    made.below(Handed("create", "c", CreateStream("f", None)))  # type: ignore[arg-type]
+    assert made.commands(Refuse) == [], "nobody was asked before"
     for server in REGIONS["east"]:
         made.give(PeerDown(server))
     made.below(Handed("create", "c", CreateStream("f", None)))  # type: ignore[arg-type]

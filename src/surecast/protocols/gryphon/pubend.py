@@ -418,10 +418,14 @@ class Pubend(Broker):
         super()._on_reach(peer, message)
 
     def _on_peer_up(self, inp: PeerUp) -> None:
+        if not self.active:
+            return
         self.unreachable.pop(inp.peer, None)
         super()._on_peer_up(inp)
 
     def _on_peer_down(self, inp: PeerDown) -> None:
+        if not self.active:
+            return
         if inp.peer in self.region_of:
             self.unreachable[inp.peer] = None
         self.forwarding.peer_down(inp.peer)
