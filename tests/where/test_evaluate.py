@@ -87,20 +87,20 @@ MUTANTS: dict[str, Edit] = {
         EVALUATE + "numbers_of", "values.astype(np.float64, copy=False)", "values"
     ),
     "NaN differs from every number": Edit(
-        EVALUATE + "Evaluation._number", "has & ~np.isnan(values)", "has"
+        EVALUATE + "Evaluation._number", "~np.isnan(values)", "np.ones(self.rows, np.bool_)"
     ),
     "a negated test accepts null": Edit(
         EVALUATE + "Evaluation._test",
-        "(~found if test.negated else found) & comparable",
-        "~(found & comparable) if test.negated else found & comparable",
+        "return found if comparable is None else found & comparable",
+        "return found if comparable is None or test.negated else found & comparable",
     ),
     "a missing column passes negated tests": Edit(
         EVALUATE + "Evaluation._test", "test.op is Op.EXISTS and test.negated", "test.negated"
     ),
     "null is a value": Edit(
         EVALUATE + "Evaluation._has",
-        "found = array.is_valid().to_numpy(zero_copy_only=False)",
-        "found = np.ones(self.rows, np.bool_)",
+        "has = array.is_valid().to_numpy(zero_copy_only=False)",
+        "has = np.ones(self.rows, np.bool_)",
     ),
     "fractions are cut off": Edit(
         BINDING + "_of_whole", "math.ceil(numbers[0]) - 1", "int(numbers[0]) - 1"

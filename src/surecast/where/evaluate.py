@@ -43,63 +43,80 @@ class Evaluation:
     def __init__(self, columns: Columns, rows: int) -> None:
         self.columns = columns
         self.rows = rows
-        self.has: dict[str, Rows] = {}  # column → rows with a value
+        # Column → rows with a value; None if all rows have one.
+        self.has: dict[str, Rows | None] = {}
         self.numbers: dict[str, Any] = {}  # column → its values as a numpy array
-        self.comparable: dict[str, Rows] = {}  # column → rows with a value that is not NaN
+        # Column of floats → rows with a value that is not NaN.
+        self.comparable: dict[str, Rows] = {}
 
     def passes(self, bound: Bound) -> Rows:
+        """A new array: the caller may change it."""
         match bound:
-            case BoundAnd(parts):
-                found = np.ones(self.rows, np.bool_)
-                for part in parts:
-                    found &= self.passes(part)
-                    if not found.any():
-                        break
-                return found
-            case BoundOr(parts):
-                found = np.zeros(self.rows, np.bool_)
-                for part in parts:
-                    found |= self.passes(part)
-                    if found.all():
-                        break
-                return found
             case BoundTest():
                 return self._test(bound)
+            case BoundAnd(parts):
+                if not parts:
+                    return np.ones(self.rows, np.bool_)
+                found = self.passes(parts[0])
+                for part in parts[1:]:
+                    if not found.any():
+                        break
+                    found &= self.passes(part)
+                return found
+            case BoundOr(parts):
+                if not parts:
+                    return np.zeros(self.rows, np.bool_)
+                found = self.passes(parts[0])
+                for part in parts[1:]:
+                    if found.all():
+                        break
+                    found |= self.passes(part)
+                return found
 
     def _test(self, test: BoundTest) -> Rows:
+        name = test.column.name
         array = array_of(test.column, self.columns, self.rows)
         if array is None:
             return np.full(self.rows, test.op is Op.EXISTS and test.negated)
+        has = self._has(name, array)
         if test.op is Op.EXISTS:
-            has = self._has(test.column.name, array)
+            if has is None:
+                return np.full(self.rows, not test.negated)
             return ~has if test.negated else has.copy()
         if test.column.kind in (Kind.STRING, Kind.BINARY):
-            found, comparable = _text(test, array), self._has(test.column.name, array)
+            found, comparable = _text(test, array), has
         else:
-            found, comparable = self._number(test, array)
-        return (~found if test.negated else found) & comparable
+            found, comparable = self._number(test, array, has)
+        if test.negated:
+            found = ~found
+        return found if comparable is None else found & comparable
 
-    def _has(self, name: str, array: pa.Array) -> Rows:
-        found = self.has.get(name)
-        if found is None:
-            if array.null_count == 0:
-                found = np.ones(self.rows, np.bool_)
-            else:
-                found = array.is_valid().to_numpy(zero_copy_only=False)
-            self.has[name] = found
-        return found
+    def _has(self, name: str, array: pa.Array) -> Rows | None:
+        if name not in self.has:
+            has = None
+            if array.null_count:
+                has = array.is_valid().to_numpy(zero_copy_only=False)
+            self.has[name] = has
+        return self.has[name]
 
-    def _number(self, test: BoundTest, array: pa.Array) -> tuple[Rows, Rows]:
-        """The rows that pass, if they have a value that is not NaN; and the rows that have one."""
+    def _number(
+        self, test: BoundTest, array: pa.Array, has: Rows | None
+    ) -> tuple[Rows, Rows | None]:
+        """The rows that pass, if they have a value that is not NaN; and the rows that have one
+        (None: all rows). A test that is not negated is false for NaN anyway."""
         column = test.column
         values = self.numbers.get(column.name)
         if values is None:
             values = self.numbers[column.name] = numbers_of(column, array)
-            has = self._has(column.name, array)
-            self.comparable[column.name] = (
-                has & ~np.isnan(values) if column.kind is Kind.FLOAT else has
-            )
-        return _compare(test, values), self.comparable[column.name]
+        comparable = has
+        if column.kind is Kind.FLOAT and test.negated:
+            comparable = self.comparable.get(column.name)
+            if comparable is None:
+                comparable = ~np.isnan(values)
+                if has is not None:
+                    comparable &= has
+                self.comparable[column.name] = comparable
+        return _compare(test, values), comparable
 
 
 def numbers_of(column: Column, array: pa.Array) -> Any:
@@ -107,9 +124,10 @@ def numbers_of(column: Column, array: pa.Array) -> Any:
     if column.kind is Kind.BOOL:
         return array.fill_null(False).to_numpy(zero_copy_only=False)
     dtype = np.dtype(_DTYPES.get(column.type, np.int64))  # timestamps are int64
-    if array.buffers()[1] is None:  # no row
+    buffer = array.buffers()[1]
+    if buffer is None:  # no row
         return np.zeros(len(array), np.float64 if column.kind is Kind.FLOAT else dtype)
-    values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+    values = np.frombuffer(buffer, dtype, len(array), array.offset * dtype.itemsize)
     return values.astype(np.float64, copy=False) if column.kind is Kind.FLOAT else values
 
 
