@@ -20,10 +20,12 @@ Files
     sprinkler_mesh.py  the scenario of Sprinkler with meshes of clients
     sprinkler_deletion.py  the scenario of Sprinkler with streams that are deleted and created again
     sprinkler_typed.py  the scenario of Sprinkler with schemas that are changed
+    sprinkler_filters.py  the scenario of Sprinkler with readers whose filters change
     cluster.py    simulated regions of replicas, with records of what clients did and received
     mesh_clients.py  mesh clients that join and leave; checks of their internal state
     query_clients.py  clients that send queries: named subscriptions, patterns, times
     range_readers.py  clients that read ranges
+    filter_readers.py  clients that read with filters
     damage.py     damaged disks and disks replaced by older copies: when they are allowed
     timeline.py   the faults of one seed and the progress of its readers, as a picture
     workload.py   the events that publishers publish

@@ -38,6 +38,7 @@ from surecast.protocols.streams.messages import (
     CursorReset,
     CursorsAre,
     Detach,
+    FilterRefused,
     ListCursors,
     RangeLost,
 )
@@ -66,9 +67,10 @@ DAMAGED = 0.5  # the share of seeds with damaged or rolled-back disks
 NEED_DAMAGE = (RegionBehind, Patch, Wanted)  # sent only when a disk has lost something
 # Named subscriptions are reset and deleted in `sprinkler_deletion.py`.
 ADMINISTRATION = (CursorChanged, CursorDelete, CursorReset, CursorsAre, Detach, ListCursors)
-# No seed sends these. The first three need diverging histories or lost positions; the others need a
-# client that administers named subscriptions.
-NEVER_SENT = (Doubt, Hide, RangeLost, *ADMINISTRATION)
+# No seed sends these. The first three need diverging histories or lost positions, FilterRefused a
+# reader with a filter (`sprinkler_filters.py`), and the others a client that administers named
+# subscriptions.
+NEVER_SENT = (Doubt, Hide, RangeLost, FilterRefused, *ADMINISTRATION)
 PATIENCE_NS = 600 * SECOND  # publishers wait this long for the owning region; it always recovers
 
 
