@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from surecast.core.types import Append, Batch, Deliver, Repair, Send, Truncate
+from surecast.core.types import Append, Batch, Deliver, Repair, Send, Truncate, tag_of
 from surecast.sim.trace import Trace
 from surecast_lab.lab.torture import load_swarm
 
@@ -30,6 +30,13 @@ SWARMS = ("sprinkler", "sprinkler-mesh")
 SEEDS = 200
 DIGITS = 16
 OLD_NAMES: dict[str, str] = {}  # a message's name → what it was called at first
+
+
+# How many last fields messages have got since the goldens were recorded. They are left out of the
+# digests if they have their default, which is false.
+ADDED = {
+    "streams/Events": 1, "streams/RangeEvents": 1, "streams/ReadRange": 1, "streams/Subscribe": 1,
+}  # fmt: skip
 
 
 class Outputs(Trace):
@@ -73,6 +80,9 @@ def _output(effect: Any) -> tuple[Any, ...] | None:
         message = effect.message
         name = type(message).__name__
         fields = msgspec.structs.astuple(message)
+        added = ADDED.get(tag_of(type(message)), 0)
+        if added and not any(fields[-added:]):
+            fields = fields[:-added]
         return (OLD_NAMES.get(name, name), effect.peer, effect.reliable, fields)
     if kind is Deliver:
         return ("Deliver", effect.stream, effect.batches)

@@ -11,6 +11,7 @@ columns.py   the types of columns, and how literals are compared with them exact
 binding.py   from the tree and a schema to a *bound* filter: names and types are checked, `not` is
              applied to the tests, and each literal has the type of its column
 evaluate.py  the rows of a batch that a bound filter accepts
+batches.py   filters on the batches of streams: what a reader with a filter gets
 normal.py    a bound filter as conjunctions of tests
 index.py     which of many filters each row of a batch passes, or which links have one that it
              passes. segment.py: the arrays; rows.py: batches as numbers; kernels.py: compiled loops

@@ -87,7 +87,8 @@ class StreamsObserver:
         pieces = (*state.pieces.closed, state.pieces.open)
         return {
             "kept_bytes": sum(piece.nbytes for piece in pieces),
-            "subscribers": len(service.serving.followers.get(stream, ())),
+            "subscribers": len(service.serving.followers.get(stream, ()))
+            + len(service.filtered.followers.get(stream, ())),
             "recovering": bool(state.hole),
         }
 
