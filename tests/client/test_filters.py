@@ -10,7 +10,9 @@ import pytest
 import surecast
 from surecast import sync
 from surecast.client.events import Event
+from surecast.columns.batch import Batch
 from surecast.columns.schema import parse_schema
+from surecast.endpoint.ranges import RangeReader
 from surecast.errors import FilterError, UsageError
 from surecast.where.text import TEXT_MAX, parse, shown
 from surecast.where.tree import Node
@@ -351,5 +353,50 @@ def test_two_subscriptions_of_one_client_have_their_own_filters() -> None:
                 assert where is None or event.key == b"%d" % (number % 5)
                 assert where is not None or event.seq == 1 + number % 7
                 await sub.close()
+
+    play(scenario)
+
+
+def test_ranges_are_read_with_a_filter_that_servers_apply() -> None:
+    async def scenario() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream("s")
+            for _ in range(10):
+                await stream.publish_many([b"x" * 50] * 200, keys=[b"%d" % n for n in range(200)])
+            address = ("127.0.0.1", regions.ports["east-1"])
+            async with RangeReader([address]) as reader:
+                for where, rows in (
+                    ("key == '7'", 10),
+                    ("key == 'x'", 0),
+                    ("", 2000),
+                    ("??", 2000),
+                ):
+                    found = 0
+                    async for pieces in reader.read(stream.stream_id, 1, 2001, where):
+                        found += sum(piece.rows for piece in pieces if isinstance(piece, Batch))
+                    assert (found, pieces[-1].hi) == (rows, 2001), where
+
+    play(scenario)
+
+
+def test_a_filter_may_name_columns_that_were_added_to_the_schema() -> None:
+    """Events that were published before have no value in them."""
+
+    async def scenario() -> None:
+        async with Regions(east=2) as regions, regions.client("east") as client:
+            stream = await client.stream("s", schema="qty int64")
+            await stream.publish_many([{"qty": n} for n in range(10)])
+            sub = stream.subscribe(1, where="qty in (3, 11)")
+            assert (await sub.next(timeout=30)).seq == 4
+            await stream.change(schema="qty int64, venue string")
+            await stream.publish_many([{"qty": 11, "venue": v} for v in ("x", "y", None)])
+            assert (await sub.next(timeout=30)).seq == 12
+            begins = await sub.change(where="venue == 'y' or not exists venue and qty == 11")
+            assert begins == {"s": 13}
+            assert [event.seq for event in await take(sub, 2)] == [13, 14]
+            found = stream.subscribe(1, stop=15, where="exists venue")
+            assert [event.seq async for event in found] == [12, 13]
+            found = stream.subscribe(1, stop=15, where="not exists venue")
+            assert [event.seq async for event in found] == [*range(1, 11), 14]
 
     play(scenario)

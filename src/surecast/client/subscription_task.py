@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import msgspec
+
 from surecast.client.cursor import Cursor
 from surecast.client.rules import check_position, ns_of, shown
 from surecast.client.stream_progress import NEVER, StreamProgress
@@ -215,12 +217,31 @@ class SubscriptionTask:
                 delivery = self._endpoint.delivery_of(info)
                 if "where" not in delivery.verbs or not delivery.ordered:
                     raise not_supported("change(where=)", delivery)
-            filters = {stream: self._filter_of(info, where) for stream, info in infos.items()}
-            if not await self._lease_again(infos):
+            filters = {}
+            for stream, info in infos.items():
+                if stream in buffer.streams:
+                    filters[stream] = await self._changed_filter(
+                        buffer.streams[stream], info, where
+                    )
+            if filters.keys() == buffer.streams.keys() and not await self._lease_again(infos):
                 break
         readers, self._leased_again = self._leased_again, {}
         self.where = where
         return buffer.change(filters, readers)
+
+    async def _changed_filter(
+        self, progress: StreamProgress, info: StreamInfo, where: str
+    ) -> BatchFilter | None:
+        """The new filter of a stream, whose schema may have been changed since `info`."""
+        if progress.schema is not None:
+            info = msgspec.structs.replace(info, schema=progress.schema.text)
+        try:
+            return self._filter_of(info, where)
+        except UsageError:
+            current = await self._endpoint.current(info.stream_id, info.name)
+            if current is None or current.schema == info.schema:
+                raise
+            return self._filter_of(current, where)
 
     async def _lease_again(self, infos: dict[LogId, StreamInfo]) -> bool:
         """Find a reader for a stream that was received up to its stop, and whose reader was given

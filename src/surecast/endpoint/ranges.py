@@ -114,9 +114,14 @@ class RangeReader:
                     raise
             await asyncio.sleep(RETRY_S)
 
-    async def read(self, stream: LogId, lo: int, hi: int) -> AsyncIterator[list[Piece]]:
+    async def read(
+        self, stream: LogId, lo: int, hi: int, where: str = ""
+    ) -> AsyncIterator[list[Piece]]:
         """The pieces of [lo, hi), in lists of one or more. Pieces that extend beyond the range are
         cut.
+
+        With a filter (`where`), servers may send void ranges in place of events that do not pass.
+        They may also send such events: the caller applies the filter again.
 
         Raises ShortError if the servers do not have the range, and StallError if no server answers.
         Both are raised only after `patience_s` without progress, because a region that was cut off
@@ -126,7 +131,7 @@ class RangeReader:
         self._inbox.clear()
         self._nbytes, self._held, self._short, self._has_ended = 0, False, None, False
         if lo < hi:
-            self.node.give(ReadRange(stream, lo, hi))
+            self.node.give(ReadRange(stream, lo, hi, where))
         while lo < hi:
             pieces = await self._next_pieces()
             lo = pieces[-1].hi

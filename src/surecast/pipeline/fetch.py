@@ -133,9 +133,10 @@ class TaskConnection:
         return lambda lo, hi: self.fetch(wanted, lo, hi)
 
     def fetch(self, wanted: Range, lo: int, hi: int) -> Iterator[Piece]:
-        """Read [lo, hi) of the range's stream from the region's servers."""
+        """Read [lo, hi) of the range's stream from the region's servers. They leave out events that
+        do not pass the filter."""
         loop, reader = self._open()
-        pieces = reader.read(wanted.stream_id, lo, hi)
+        pieces = reader.read(wanted.stream_id, lo, hi, self._task.where)
         while True:
             try:
                 pieces_read = loop.call(_next(pieces))

@@ -840,6 +840,7 @@ class StreamService(HandlerMachine):
         stream.hole = self.hole_at.get(info.stream_id, 0)
         for peer in self.untyped if info.schema else ():
             self.serving.remove(info.stream_id, peer)
+            self.filtered.remove(info.stream_id, peer)
         self._answer_creators(info.name, info, "")
         self.asked.pop(info.name, None)
         self.making.pop(info.name, None)
@@ -1136,7 +1137,7 @@ class StreamService(HandlerMachine):
         """A filter of a reader of the stream. Raises UsageError if it is not valid."""
         from surecast.where.batches import batch_filter  # loads pyarrow
 
-        return batch_filter(where, self.streams[stream].info.schema)
+        return batch_filter(where, self.current(self.streams[stream]).schema)
 
     def _tell_later(self) -> None:
         """If positions are held back from readers with filters, set the time to send them."""
