@@ -115,12 +115,13 @@ def test_latest_and_times_are_those_of_the_owner() -> None:
         ):
             here, there = await opened(east), await opened(west)
             await here.publish_many([{"qty": n} for n in range(5)])
+            await asyncio.sleep(0.1)
             middle = datetime.now(UTC)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
             await here.publish_many([{"qty": n} for n in range(5, 9)])
             latest = await there.subscribe().ready()
             pattern = await west.subscribe("trades").ready()
-            timed = there.subscribe(start=middle, stop="latest")
+            timed = await there.subscribe(start=middle, stop="latest").ready()
             assert [e.seq async for e in timed] == [6, 7, 8, 9]
             await here.publish({"qty": 10})
             for subscription in (latest, pattern):
@@ -129,5 +130,28 @@ def test_latest_and_times_are_those_of_the_owner() -> None:
             assert table.num_rows == 10
             with pytest.raises(NotSupported, match="'east'"):
                 await anext(there.subscribe(name="billing"))
+
+    play(scenario)
+
+
+def test_the_name_of_a_deleted_stream_is_free_in_every_region() -> None:
+    async def scenario() -> None:
+        async with (
+            Regions(OWNERS, east=1, west=1) as regions,
+            regions.client("east") as east,
+            regions.client("west") as west,
+        ):
+            here, there = await opened(east), await opened(west)
+            await here.publish({"qty": 1})
+            await here.delete()
+            while await west.streams("trades"):
+                await asyncio.sleep(0.02)
+            again = await opened(west)
+            assert again.stream_id != there.stream_id
+            assert await again.publish({"qty": 2}) == 1
+            got = await take(again.subscribe(start=1), 1)
+            assert got[0].attributes["qty"] == 2
+            await regions.restart("west-1")
+            assert (await opened(west)).stream_id == again.stream_id
 
     play(scenario)

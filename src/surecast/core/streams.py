@@ -38,6 +38,7 @@ __all__ = [
     "Describe",
     "ForceNewStream",
     "Forfeit",
+    "Forget",
     "Handed",
     "Limit",
     "LogMoved",
@@ -210,6 +211,13 @@ class Describe(Input):
 
     stream: LogId
     schema: str
+
+
+class Forget(Input):
+    """A stream of another region, of which this region has no copy, was deleted: its name is free.
+    Not stored, like Describe."""
+
+    stream: LogId
 
 
 class Create(Input):

@@ -10,6 +10,7 @@ from surecast.core.streams import (
     Adopt,
     Await,
     Create,
+    Forget,
     Handed,
     Refuse,
     Settle,
@@ -49,6 +50,7 @@ from surecast.protocols.streams.messages import CreateStream, StreamOpened
 from tests.protocols.gryphon.made import INFO, STREAM, batch, table
 
 X = "key == 'x'"
+CELLS = {"sb": ("s",), "tb": ("t",)}
 REGIONS = {"east": ("p", "p2"), "west": ("w", "w2")}
 
 
@@ -83,7 +85,7 @@ class Owner:
     def __init__(self, region: str = "east", **options: Any) -> None:
         self.log = Log()
         name = REGIONS[region][0]
-        config = GryphonConfig(name, region=region, regions=REGIONS, **options)
+        config = GryphonConfig(name, region=region, regions=REGIONS, cells=CELLS, **options)
         self.pubend = Pubend(config, self.log, Random(1))  # type: ignore[arg-type]
         self.now_ns = 0
         self.out: list[Any] = []
@@ -260,6 +262,12 @@ def test_streams_of_other_regions_are_added_to_the_directory() -> None:
     assert [one.info for one in made.commands(Adopt)] == [INFO]
     made.get("c", StreamsAre((INFO,)))
     assert len(made.commands(Adopt)) == 1, "a client is no broker"
+    made.get("p", StreamsAre((), (STREAM,)))
+    assert made.commands(Forget) == [Forget(STREAM)]
+    made.get("c", Reach("", "", ("east",), ()))
+    made.get("c", Attach(STREAM, 0, ()))
+    assert "c" not in made.pubend.links.peers
+    assert made.pubend.lines == {}
 
 
 def test_a_new_stream_is_created_at_its_owner() -> None:

@@ -111,6 +111,7 @@ class Broker(HandlerMachine):
         self._incarnation = 0
         self.infos: dict[LogId, StreamInfo] = {}  # all streams of this delivery that are known
         self.lines: dict[LogId, Line] = {}  # the streams that are used here
+        self.deleted: dict[LogId, None] = {}  # streams that were deleted
         self.links = Links(config)
         self.congested: dict[Peer, None] = {}
         self.head: Peer = ""  # of the region, if this is a replica
@@ -171,6 +172,9 @@ class Broker(HandlerMachine):
             del self.relayed[token]
 
     def _on_reach(self, peer: Peer, message: Reach) -> None:
+        if peer not in self.links.known:
+            self.counters["gryphon.strange-reach"] += 1
+            return
         self.links.heard(peer, message, self.now_ns)
         self._activate()
         neighbour = self.links.peers[peer]
@@ -185,7 +189,9 @@ class Broker(HandlerMachine):
         if peer in self.links.upward:
             infos = [info for info in infos if info.owner == self.config.region]
         for at in range(0, len(infos), INFOS_A_MESSAGE):
-            self._send(peer, StreamsAre(tuple(infos[at : at + INFOS_A_MESSAGE])))
+            part = infos[at : at + INFOS_A_MESSAGE]
+            gone = tuple(info.stream_id for info in part if info.stream_id in self.deleted)
+            self._send(peer, StreamsAre(tuple(part), gone))
 
     def _on_streams_are(self, peer: Peer, message: StreamsAre) -> None:
         if peer not in self.links.upward and peer not in self.links.mates:
@@ -203,10 +209,19 @@ class Broker(HandlerMachine):
             if line := self.lines.get(info.stream_id):
                 self.take_schema(line, info.schema)
             self._learned(info)
-        for other, neighbour in self.links.peers.items() if new else ():
-            if other != peer and neighbour.up:
-                self._tell_streams(other, new)
+        for stream in message.deleted:
+            gone = self.infos.get(stream)
+            if gone is not None and stream not in self.deleted:
+                self.deleted[stream] = None
+                self._learned(gone)
+                new = [*(one for one in new if one.stream_id != stream), gone]
+        self._tell_neighbours(new, peer)
         self._activate()
+
+    def _tell_neighbours(self, infos: list[StreamInfo], besides: Peer = "") -> None:
+        for peer, neighbour in self.links.peers.items() if infos else ():
+            if neighbour.up and peer != besides:
+                self._tell_streams(peer, infos)
 
     def _learned(self, _info: StreamInfo) -> None:
         """A stream, or its changed schema, has become known."""
@@ -301,7 +316,7 @@ class Broker(HandlerMachine):
     # ------------------------------------------------------------ brokers below
 
     def _on_attach(self, peer: Peer, message: Attach) -> None:
-        line = self.line(message.stream)
+        line = self.line(message.stream) if peer in self.links.known else None
         if line is None or peer == line.source or message.at < 0:
             self.counters["gryphon.attach-ignored"] += 1
             return  # it tries again

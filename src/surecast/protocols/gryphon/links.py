@@ -42,6 +42,9 @@ class Links:
             for region, replicas in config.regions.items()
             if region != config.region
         }
+        # All brokers and replicas of the deployment: others are subscribers.
+        groups = (*config.cells.values(), *config.regions.values())
+        self.known = {peer for group in groups for peer in group}
         self.upward = tuple(dict.fromkeys(p for group in self.parents.values() for p in group))
 
     def heard(self, peer: Peer, reach: Reach, now_ns: int) -> None:

@@ -66,9 +66,10 @@ class Reach(GryphonMessage):
 
 class StreamsAre(GryphonMessage):
     """Streams of this delivery that the sender knows; sent down when a session opens, and later
-    when there are new ones."""
+    when there are new ones. `deleted`: ids of streams that were deleted."""
 
     infos: tuple[StreamInfo, ...]
+    deleted: tuple[LogId, ...] = ()
 
 
 class Attach(GryphonMessage):

@@ -25,11 +25,13 @@ from surecast.core.streams import (
     Await,
     Create,
     Describe,
+    Forget,
     Handed,
     Refuse,
     Resume,
     Settle,
     StreamAdded,
+    StreamDeleted,
     StreamInfo,
     Streams,
     StreamsMoved,
@@ -71,6 +73,7 @@ class Pubend(Broker):
     }
     from_below: ClassVar[dict[type, str]] = {
         StreamAdded: "_on_added",
+        StreamDeleted: "_on_deleted",
         StreamsMoved: "_on_moved",
         TakenBack: "_on_taken_back",
         RoleChanged: "_on_role_changed",
@@ -119,6 +122,12 @@ class Pubend(Broker):
         self._learned(info)
         self._activate()
 
+    def _on_deleted(self, event: StreamDeleted) -> None:
+        info = event.info
+        if info.delivery == DELIVERY and info.owner == self.config.region:
+            self.deleted[info.stream_id] = None
+            self._learned(info)
+
     def _on_role_changed(self, event: RoleChanged) -> None:
         self.is_head, self.is_clean = event.head, event.clean
         self.head = event.members[0] if event.members else ""
@@ -137,9 +146,9 @@ class Pubend(Broker):
         """Add a stream of another region to the directory of this region, or tell the stream
         service its schema. Tell brokers below the changed schema of a stream of this region."""
         if info.owner == self.config.region:
-            for peer, neighbour in self.links.peers.items():
-                if neighbour.up:
-                    self._tell_streams(peer, [info])
+            self._tell_neighbours([info])
+        elif info.stream_id in self.deleted:
+            self.command(Forget(info.stream_id))
         elif self.service.is_listed(info.stream_id):
             if info.schema:
                 self.out.append(PassDown(Describe(info.stream_id, info.schema)))

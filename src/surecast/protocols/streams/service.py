@@ -82,6 +82,7 @@ from surecast.core.streams import (
     Describe,
     ForceNewStream,
     Forfeit,
+    Forget,
     Handed,
     Limit,
     LogMoved,
@@ -210,6 +211,7 @@ class StreamService(HandlerMachine):
         Await: "_on_await",
         Handed: "_on_question",
         Describe: "_on_describe",
+        Forget: "_on_forget",
         Refuse: "_on_refuse",
         Settle: "_on_settle",
         Suspend: "_on_suspend",
@@ -791,6 +793,12 @@ class StreamService(HandlerMachine):
             before = stream.info.schema
             if inp.schema != before and _is_readable(inp.schema) and extends(inp.schema, before):
                 stream.info = msgspec.structs.replace(stream.info, schema=inp.schema)
+
+    def _on_forget(self, inp: Forget) -> None:
+        stream = self.streams.get(inp.stream)
+        if stream is not None and self.is_remote(stream) and not self.is_deleted(inp.stream):
+            self.directory.delete(stream.info)
+            self._pass_up(StreamDeleted(stream.info))
 
     def _on_limit(self, inp: Limit) -> None:
         before = self.limits.pop(inp.stream, None)
