@@ -12,8 +12,17 @@ from surecast.client import subscription_task
 from surecast.client.arrow import record_batch_schema
 from surecast.client.table import SMALL_MAX
 from surecast.columns.schema import read_schema
+from surecast.core.endpoint import Failed
+from surecast.endpoint import endpoint
+from surecast.endpoint.attributes import writer_of
 from surecast.endpoint.endpoint import Endpoint
-from surecast.errors import NotSupported, StreamConfigMismatch, UsageError
+from surecast.errors import (
+    NotSupported,
+    PublishError,
+    StreamConfigMismatch,
+    StreamDeleted,
+    UsageError,
+)
 from tests.client.stage import Regions, play, until
 
 FIRST = "sym string not null, px float64"
@@ -350,5 +359,66 @@ def test_columns_whose_names_no_server_knows_are_left_out(
             assert len(event.fields) == 2
             assert asked == ["s"] * subscription_task.UNLISTED_MAX
             assert "the schema of 's' is not known any more" in caplog.text
+
+    play(scenario)
+
+
+def test_a_program_whose_columns_the_region_has_lost_opens_the_stream_again() -> None:
+    async def scenario() -> None:
+        async with surecast.local() as client:
+            stream = await client.stream("s", schema=FIRST)
+            writer = writer_of(MORE)
+            assert writer is not None
+            stream._outbox.take_schema(writer)  # as if a change had been made and lost
+            with pytest.raises(PublishError, match=r"has lost the change .* Open the stream again"):
+                await stream.publish({"sym": "a", "venue": "NY"})
+            again = await client.stream("s")
+            assert again.schema == arrow(FIRST)
+            assert await again.publish({"sym": "a"}) == 1
+
+    play(scenario)
+
+
+def test_named_publishers_use_the_current_schema() -> None:
+    async def scenario() -> None:
+        async with surecast.local() as client:
+            stream = await client.stream("s", schema=FIRST)
+            line = stream.named("line", 1)
+            await line.publish({"sym": "a"})
+            assert await line.change(schema=MORE) == 2
+            await line.publish({"sym": "b", "venue": "NY"})
+            assert stream.schema == line.schema == arrow(MORE)
+            await stream.named("other", 1).publish({"sym": "c", "venue": "LA"})
+            found = await attributes(stream)
+            assert [row["venue"] for row in found] == [None, "NY", "LA"]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("why", "kind", "words"),
+    [
+        ("schema-differs", StreamConfigMismatch, "by another client at the same time"),
+        ("no-schemas", NotSupported, "upgrade them, then change the schema of 's'"),
+        ("bad-event", NotSupported, "cannot change schemas: upgrade"),
+        ("bad-spec", UsageError, "too long"),
+        ("quarantined", PublishError, "damaged"),
+        ("deleted", StreamDeleted, "'s' was deleted"),
+    ],
+)
+def test_every_refusal_of_a_change_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, why: str, kind: type[Exception], words: str
+) -> None:
+    async def refused(_endpoint: Endpoint, info: surecast.StreamInfo, _schema: str) -> Failed:
+        return Failed(info.stream_id, 1, why)
+
+    async def scenario() -> None:
+        async with surecast.local() as client:
+            stream = await client.stream("s", schema=FIRST)
+            monkeypatch.setattr(Endpoint, "_publish_change", refused)
+            monkeypatch.setattr(endpoint, "KNOWN_S", 0.1)
+            with pytest.raises(kind, match=words):
+                await stream.change(schema=MORE)
+            assert stream.schema == arrow(FIRST)
 
     play(scenario)

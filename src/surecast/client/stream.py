@@ -261,8 +261,8 @@ class Stream:
                 f"the numbers of a publisher are whole numbers from 1 to {PUB_NO_MAX:,}, not "
                 f"{shown(pub_no)}"
             )
-        outbox = self._client._named_outbox(self._info, publisher, pub_no)
-        return Stream(self._client, self._info, outbox)
+        info = self._current()
+        return Stream(self._client, info, self._client._named_outbox(info, publisher, pub_no))
 
     async def collect(self, which: Predicate, *, timeout: Timeout = None) -> int:
         """Declare events obsolete: they become void in every region.
@@ -331,6 +331,7 @@ class Stream:
             seq = await self._client._endpoint.change(self._current(), text)
         if (writer := writer_of(text)) is not None:
             self._outbox.take_schema(writer)
+            self._client._endpoint.outbox(self._current())  # of Streams that are opened without it
         return seq
 
     async def _publish_instruction(

@@ -61,6 +61,7 @@ class Log(HandlerMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.cannot_read: tuple[str, ...] = ()  # peers of an earlier version
         self.batches: list[Batch] = []
         self.end = 1
         self.void: list[tuple[int, int]] = []
@@ -97,8 +98,8 @@ class Log(HandlerMachine):
     def streams(self) -> dict[LogId, Any]:
         return {info.stream_id: SimpleNamespace(info=info) for info in (INFO, OTHER_INFO)}
 
-    def may_read(self, _peer: str, _stream: LogId) -> bool:
-        return True
+    def may_read(self, peer: str, _stream: LogId) -> bool:
+        return peer not in self.cannot_read
 
     def shown_end(self, stream: LogId) -> int:
         return self.end if stream == STREAM else 5 if stream == OTHER else 0

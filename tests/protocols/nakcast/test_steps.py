@@ -114,6 +114,15 @@ def test_streams_of_another_delivery_are_not_served() -> None:
     assert served.layer.counters["nakcast.unknown-stream"] == 2
 
 
+def test_readers_that_cannot_read_the_stream_s_frames_are_sent_nothing() -> None:
+    served = Served(1)
+    served.log.cannot_read = ("old",)
+    assert served.gets("old", Join(STREAM)) == []
+    assert served.gets("new", Join(STREAM)) != []
+    assert [peer for peer, _ in datagrams(served.commit(b"one"))] == ["new"]
+    assert served.layer.counters["nakcast.reader-too-old"] == 1
+
+
 def test_naks_are_answered_from_the_log_and_only_to_followers() -> None:
     served = Served(10, answers_max=4)
     assert served.gets("a", Nak(STREAM, ((1, 5),))) == []

@@ -20,6 +20,7 @@ G7 the newest event is never void.
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from random import Random
@@ -331,9 +332,11 @@ class StreamService(HandlerMachine):
         return info if stream is None else self.current(stream)
 
     def current(self, stream: Stream) -> StreamInfo:
-        """The stream's entry of the directory, with the schema after all events that are shown."""
+        """The stream's entry of the directory, with the schema after all events that are shown. If
+        many of them are not indexed yet, the schema may be an earlier one."""
         if stream.info.schema and stream.committed - stream.index.end < self.config.feed_rows:
-            self.feed(stream)
+            with suppress(StorageError):  # the next `feed` in a step of this layer raises it again
+                self.feed(stream)
         return stream.info
 
     def may_read(self, peer: Peer, stream: LogId) -> bool:
