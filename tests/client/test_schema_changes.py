@@ -169,16 +169,61 @@ def test_a_refused_change_does_not_fail_events_that_are_published_meanwhile() ->
     async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s", schema=FIRST)
-            for n in range(20):
-                stream.publish_soon({"sym": f"{n}"})
+            wide = FIRST + "".join(f", a_rather_long_name_{n} int64" for n in range(190))
+            change = asyncio.ensure_future(stream.change(schema=wide))
+            count = 0
+            while not change.done():
+                stream.publish_soon({"sym": "x"})
+                count += 1
+                await asyncio.sleep(0)
             with pytest.raises(UsageError, match="too long"):
-                await stream.change(
-                    schema=FIRST + "".join(f", a_rather_long_name_{n} int64" for n in range(190))
-                )
-            for n in range(20):
-                stream.publish_soon({"sym": f"{n}"})
+                await change
             await client.flush()
-            assert len(await attributes(stream)) == 40
+            assert len(await attributes(stream)) == count
+
+    play(scenario)
+
+
+def test_a_reader_takes_the_schema_from_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if only events of the earlier version follow. It does not ask the region."""
+
+    async def scenario() -> None:
+        async with (
+            Regions(east=1) as regions,
+            regions.client("east") as client,
+            regions.client("east") as other,
+        ):
+            stream, before = await client.stream("s", schema=FIRST), await other.stream("s")
+            reader = before.subscribe(start="earliest")
+            await reader.ready()
+            await stream.change(schema=MORE)
+            await before.publish({"sym": "a"})
+            monkeypatch.delattr(Endpoint, "current")
+            assert (await anext(reader)).attributes == {"sym": "a", "px": None, "venue": None}
+            await stream.publish({"sym": "b", "venue": "NY"})
+            assert (await anext(reader)).attributes == {"sym": "b", "px": None, "venue": "NY"}
+
+    play(scenario)
+
+
+def test_a_change_returns_when_the_client_s_region_knows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        async with surecast.local() as client:
+            stream = await client.stream("s", schema=FIRST)
+            (info,) = await client.streams("s")
+            asked = 0
+            current = Endpoint.current
+
+            async def late(self: Endpoint, stream: bytes, name: str) -> surecast.StreamInfo | None:
+                nonlocal asked
+                asked += 1
+                return info if asked < 4 else await current(self, stream, name)
+
+            monkeypatch.setattr(Endpoint, "current", late)
+            assert await stream.change(schema=MORE) == 1
+            assert asked == 4
 
     play(scenario)
 

@@ -33,8 +33,10 @@ from surecast.columns.retention import (
     Policy,
     TagIs,
 )
+from surecast.columns.rules import NewSchema, encode_policy
 from surecast.core.endpoint import Failed
 from surecast.core.types import SECOND
+from surecast.endpoint.attributes import writer_of
 from surecast.protocols.sprinkler.checks import (
     Event,
     Offered,
@@ -416,3 +418,40 @@ def test_g4_a_reader_that_left_may_lack_only_collectors_after_its_end() -> None:
     assert judged(record).violations == []  # the collectors 3 and 4 come after it left
     record.readings[-1] = Reading("gone", 4, 1, [], [*voids, (3, 4, SUPERSEDED)], left=True)
     assert "G4 gone was told 1 is void" in "".join(judged(record).violations)
+
+
+def test_columns_before_their_change_and_changed_attributes_are_violations() -> None:
+    first, more = "n int64", "n int64, b bool"
+
+    def batch(seq: int, schema: str, number: int) -> Batch:
+        writer = writer_of(schema)
+        assert writer is not None
+        fields = [(number, True)[: len(writer.schema.names)]]
+        made = Batch.of(STREAM, [b"v%d" % seq], attributes=writer.attributes(fields))
+        return made.sequenced(seq, seq, 1)
+
+    change = Batch.of(STREAM, [encode_policy(NewSchema(more))], kind=CONFIG).sequenced(2, 2, 1)
+    good = batch(1, first, 1), change, batch(3, more, 3), batch(4, first, 4)
+    record = Record("s", KeepAll(), schema=first)
+    for item in good:
+        (row,) = item.to_rows()
+        held = item.attributes()
+        offered = Offered(
+            "p", row.seq, item.kind, None, row.value, None, held.row_bytes(0) if held else b""
+        )
+        record.offered[row.value], record.acked[row.value] = offered, row.seq
+
+    def faults(*batches: Batch) -> list[str]:
+        reading = Reading("r", schema=first)
+        reading.take(batches)
+        record.readings = [reading]
+        tally = Tally()
+        check(record, tally)
+        return tally.violations
+
+    assert faults(*good) == []
+    early = batch(2, more, 3).relabelled(STREAM, DATA)
+    assert any(": S1 r: at 2" in fault for fault in faults(good[0], early))
+    plain = Batch.of(STREAM, [b"v4"]).sequenced(4, 4, 1)
+    assert any(": S1 r: at 4" in fault for fault in faults(*good[:3], plain))
+    assert any("G1 changed on the way" in fault for fault in faults(*good[:3], batch(4, first, 5)))
