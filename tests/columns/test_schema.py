@@ -3,7 +3,14 @@
 import pyarrow as pa
 import pytest
 
-from surecast.columns.schema import parse_schema, schema_text
+from surecast.columns.schema import (
+    TEXT_MAX,
+    difference,
+    extends,
+    parse_schema,
+    read_schema,
+    schema_text,
+)
 from surecast.columns.typed import FIELDS_MAX, LISTS_MAX
 from surecast.errors import UsageError
 
@@ -100,3 +107,32 @@ def test_the_number_of_fields_is_limited() -> None:
         schema_text(pa.schema([]))
     with pytest.raises(UsageError, match="no name"):
         schema_text(pa.schema([("", pa.int64())]))
+
+
+def test_a_change_has_fields_at_the_end_that_may_be_null() -> None:
+    first = read_schema("a int64, b string not null")
+    for text, why in (
+        ("a int64, b string not null", ""),
+        ("a int64, b string not null, c int8, d list(bool)", ""),
+        ("a int64", "the field 'b' is missing"),
+        ("a int64, c string not null", "the field 'b' is missing"),
+        ("b string not null, a int64", "'a' has another place"),
+        ("a int64, c int8, b string not null", "'b' has another place"),
+        ("a int32, b string not null", "'a' is int64, and cannot become int32"),
+        ("a int64 not null, b string not null", "'a' may be null, and cannot become not null"),
+        ("a int64, b string", "'b' is not null, and cannot become nullable"),
+        ("a int64, b string not null, c int8 not null", "the new field 'c' is not null"),
+    ):
+        problem = difference(first, read_schema(text))
+        assert (why in problem, bool(problem)) == (True, bool(why)), text
+        assert extends(text, first.text) == (not why)
+
+
+def test_texts_of_peers_do_not_extend_a_schema_if_they_cannot_be_read() -> None:
+    wide = "a int64, `" + "b" * TEXT_MAX + "` int8"
+    assert not extends(wide, "a int64")
+    for text in ("", "a int65", "a int64,", "a decimal(99, 1)", "\ud800 int8"):
+        assert not extends(text, "a int64")
+        assert not extends("a int64", text)
+    assert extends("", "")
+    assert extends("a int65", "a int65"), "a schema of a later version is equal to itself"

@@ -40,6 +40,7 @@ __all__ = [
     "schema_text",
 ]
 
+TEXT_MAX: Final = 1 << 14  # characters of a schema to which a stream can be changed
 # Names that fields must not have: events and their form in JSON use them.
 RESERVED: Final = (
     "key", "value", "tag", "time", "stream", "seq", "kind", "range", "attributes",
@@ -169,6 +170,8 @@ def extends(later: str, earlier: str) -> bool:
     are texts, which may come from a peer or a later version; "" is no schema."""
     if later == earlier:
         return True
+    if len(later) > TEXT_MAX:
+        return False
     try:
         return bool(earlier) and not difference(read_schema(earlier), read_schema(later))
     except UsageError:

@@ -1075,10 +1075,12 @@ class StreamService(HandlerMachine):
     def _refusal_of_change(self, stream: Stream, schema: str) -> str:
         """Why the schema cannot be changed to this one; "" if it can. While an earlier change is
         not committed, it may still be undone, so the client must retry."""
-        if not stream.info.schema or not _is_readable(schema):
+        if not stream.info.schema:
             return "bad-event"
         if spec_bytes(msgspec.structs.replace(stream.info, schema=schema)) > SPEC_BYTES_MAX:
             return "bad-spec"
+        if not _is_readable(schema):
+            return "bad-event"
         if not self._knows_schema(stream):
             return "busy"
         is_committed = stream.schema == stream.info.schema
