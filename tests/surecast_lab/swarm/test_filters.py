@@ -38,7 +38,7 @@ MUTANTS = {
         "if peer != self._server or", "if True or",
     )),
     "negated tests accept the others": (SEED, Edit(
-        "surecast.where.evaluate:_Batch._test", "found = ~found", "pass"
+        "surecast.where.evaluate:Evaluation._test", "found = ~found", "pass"
     )),
 }  # fmt: skip
 
