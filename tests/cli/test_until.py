@@ -22,6 +22,7 @@ def lines(
     voids: bool = False,
     as_json: bool = False,
     collected: bool = False,
+    where: str | None = None,
 ) -> list[str]:
     """The lines printed for a stream `s.a` with five events and `s.b` with two."""
 
@@ -34,7 +35,7 @@ def lines(
                     await stream.collect(surecast.before_seq(1))
             url = regions.url("east")
             code = await _subscribe(
-                pattern, start, voids, None, count, False, url, "", as_json, stop
+                pattern, start, voids, None, count, False, url, "", as_json, stop, where
             )
             assert code == 0
 
@@ -49,6 +50,14 @@ def test_it_ends_at_the_latest_event(capfd: pytest.CaptureFixture[str]) -> None:
     ]
     assert [line for line in found if line.startswith("s.b")] == ["s.b\t1\t\t1", "s.b\t2\t\t2"]
     assert len(found) == 7
+
+
+def test_it_prints_only_events_that_pass_the_filter(capfd: pytest.CaptureFixture[str]) -> None:
+    since = "time > '2020-01-01T00:00:00Z'"
+    assert lines(capfd, "s.b", "latest", where=since) == ["s.b\t1\t\t1", "s.b\t2\t\t2"]
+    assert lines(capfd, "s.b", "latest", where="exists key") == []
+    found = lines(capfd, "s.b", "latest", where="exists key", voids=True)
+    assert found == ["s.b\t1-2\t(void)\tfiltered"]
 
 
 def test_it_ends_before_a_position_or_a_time(capfd: pytest.CaptureFixture[str]) -> None:

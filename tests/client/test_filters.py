@@ -63,7 +63,7 @@ def test_readers_get_exactly_the_events_that_pass_random_filters(mesh: bool) -> 
             stream = await client.stream("trades", schema=SCHEMA)
             schema = parse_schema(SCHEMA)
             await publish(stream, rows[:400])
-            trees = [node(rng, schema, 3) for _ in range(8)]
+            trees = [node(rng, schema, 3) for _ in range(3 if mesh else 6)]
             live = [stream.subscribe(401, where=shown(tree), voids=True) for tree in trees[:3]]
             await publish(stream, rows[400:])
             times = [0, *[event.time_ns async for event in stream.subscribe(1, stop=601)]]

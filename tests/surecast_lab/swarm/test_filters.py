@@ -32,20 +32,8 @@ def test_the_seeds_change_filters_also_to_refused_ones_and_to_none() -> None:
             BatchFilter(where, "")
 
 
-MUTANTS = {
-    "a refusal is ignored": (0, Edit(
-        "surecast.protocols.streams.subscriber:Subscriber._on_filter_refused",
-        "if peer != self._server or", "if True or",
-    )),
-    "negated tests accept the others": (SEED, Edit(
-        "surecast.where.evaluate:Evaluation._test", "found = ~found", "pass"
-    )),
-}  # fmt: skip
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MUTANTS)
-def test_the_swarm_notices_a_missing_rule_of_filters(name: str) -> None:
-    seed, edit = MUTANTS[name]
-    with edit.applied():
-        assert run(seed)[0]
+def test_the_swarm_notices_a_missing_rule_of_filters() -> None:
+    """Negated tests are not negated."""
+    with Edit("surecast.where.evaluate:Evaluation._test", "found = ~found", "pass").applied():
+        assert run(SEED)[0]
