@@ -17,9 +17,13 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
+import surecast
+from surecast.columns.batch import Batch
 from surecast.columns.rules import KeepAll, TagIs
 from surecast.columns.schema import read_schema, schema_of
-from surecast.errors import UsageError
+from surecast.endpoint.attributes import writer_of
+from surecast.endpoint.ranges import RangeReader
+from surecast.errors import SurecastError, UsageError
 from surecast.pipeline.attributes import schema_in
 from surecast.pipeline.fetch import read
 from surecast.pipeline.jobs import archive
@@ -28,7 +32,10 @@ from surecast.pipeline.jobs.replay import replay
 from surecast.pipeline.loss import DataLoss
 from surecast.pipeline.options import parse as parse_options
 from surecast.pipeline.region import Region
+from surecast.pipeline.sink import Staged, _commit, intent_of
+from surecast.pipeline.sink_options import SinkOptions
 from surecast.pipeline.source import BatchReader, StreamReader, SurecastSource
+from surecast.pipeline.staging import ChunkRef, Intent, chunk_key, chunk_value, staging_name
 from surecast.pipeline.where import bound_filter, condition
 from surecast.where.text import parse
 from tests.pipeline.regions import Served, wait_for
@@ -37,12 +44,13 @@ from tests.pipeline.test_source_streaming import Runs
 from tests.where.twin import accepts
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 SCHEMA = (
     "sym string not null, px float64, n int64, at timestamp(ms), d decimal(10, 2), l list(date)"
 )
 START = datetime(2026, 11, 19, tzinfo=UTC)
+LATER = SCHEMA + ", venue string"
 WHERE = "sym == 'IBM' and not px > 50 and at < '2026-11-19T00:20:00Z' or key startswith 'k9'"
 
 
@@ -67,11 +75,11 @@ def events(first: int, count: int) -> list[dict[str, Any]]:
     ]
 
 
-def publish(region: Served, name: str, first: int, count: int, schema: str = SCHEMA) -> None:
+def publish(region: Served, name: str, first: int, count: int, each: int = 250) -> None:
     with region.client() as client:
-        stream = client.stream(name, schema=schema)
-        for at in range(first, first + count, 250):
-            stream.publish_many(events(at, min(250, first + count - at)))
+        stream = client.stream(name, schema=SCHEMA)
+        for at in range(first, first + count, each):
+            stream.publish_many(events(at, min(each, first + count - at)))
 
 
 def shown(rows: DataFrame) -> list[str]:
@@ -135,22 +143,32 @@ def twin(event: dict[str, Any]) -> dict[str, Any]:
 def test_an_archive_and_its_replay_keep_schema_and_positions(
     spark: SparkSession, region: Served, tmp_path: Path
 ) -> None:
-    publish(region, "007", 0, 600)
+    publish(region, "007", 0, 300)
     folder, options = str(tmp_path / "lake"), {"url": region.url, "subscribe": "007"}
     with pytest.raises(UsageError, match="archive takes no option where"):
         archive.follow(spark, folder, {**options, "where": "n > 1"})
     archive.archive(spark, folder, {**options, "startingOffsets": "earliest"})
+    with region.client() as client:
+        client.stream("007").change(schema=LATER)
+    publish(region, "007", 300, 299)
+    archive.archive(spark, folder, options)
     rows = archive.read(spark, folder)
-    live = load(spark, region, subscribe="007", columns=",".join(rows.columns), includeVoids=True)
-    assert shown(rows) == shown(live)
-    assert replay(rows, "again", {"url": region.url}) == 600
+    wanted = [*range(300), None, *range(300, 599)]  # by position; the change has no event
+    found = [(row.seq, row.kind, row.range, n_of(row)) for row in rows.orderBy("seq").collect()]
+    assert found == [
+        (seq, "void" if n is None else "event", 1, n) for seq, n in enumerate(wanted, 1)
+    ]
+    assert replay(rows, "again", {"url": region.url}) == 599
     assert contents(region, "again") == contents(region, "007")
     with compact(rows, KeepAll(), [Collected(TagIs(b"red"))]) as left:
-        found = shown(left.where("kind = 'event'"))
-        assert found == shown(rows.where("attributes.n % 2 = 0"))  # the tags of the others are red
-        voids = left.where("kind = 'void' AND attributes IS NULL").agg(F.sum("range")).first()
-        assert voids == (300,)
-        assert schema_in(left.schema["attributes"].dataType) == read_schema(SCHEMA)
+        kept = left.collect()  # the tags of odd numbers are red
+        assert schema_in(left.schema["attributes"].dataType) == read_schema(LATER)
+    assert sorted(n_of(row) for row in kept if row.kind == "event") == list(range(0, 599, 2))
+    assert sum(row.range for row in kept if row.kind == "void" and row.attributes is None) == 300
+
+
+def n_of(row: Row) -> int | None:
+    return None if row.attributes is None else row.attributes.n
 
 
 # ---------------------------------------------------------------- without a session
@@ -194,6 +212,38 @@ def test_lost_positions_are_reported_whatever_the_filter(tmp_path: Path) -> None
         assert [(row["kind"], row["seq"]) for row in found] == [("lost", hi - 1)]
 
 
+def test_servers_send_hardly_more_than_the_events_that_pass(
+    region: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(region, "selective", 0, 5_000, each=1_000)
+    received: list[int] = []
+    take_in = RangeReader._take_in
+
+    def counted(reader: RangeReader, stream: bytes, batches: tuple[Batch, ...]) -> None:
+        received.append(sum(batch.nbytes for batch in batches))
+        take_in(reader, stream, batches)
+
+    monkeypatch.setattr(RangeReader, "_take_in", counted)
+
+    def read_all(**more: str) -> tuple[list[int], int]:
+        options = {"url": region.url, "subscribe": "selective", "segments": "never", **more}
+        reader = BatchReader(parse_options(options, streaming=False), SCHEMA)
+        seqs = [row["seq"] for row in rows_of(reader.partitions())]
+        nbytes, received[:] = sum(received), []
+        return seqs, nbytes
+
+    every, whole = read_all()
+    assert every == list(range(1, 5_001))
+    scattered = ", ".join(str(n) for n in range(0, 5_000, 50))
+    for where, passing in {
+        "n < 50 or n >= 4950": [*range(1, 51), *range(4_951, 5_001)],
+        f"n in ({scattered})": list(range(1, 5_001, 50)),
+    }.items():
+        seqs, some = read_all(where=where)
+        assert seqs == passing
+        assert some <= (1.5 * len(passing) / 5_000 + 0.05) * whole, (some, whole)
+
+
 def test_streams_of_different_schemas_have_no_common_column(region: Served) -> None:
     publish(region, "mixed.a", 0, 1)
     region.publish("mixed.b", [b"1"])
@@ -209,9 +259,8 @@ def test_streams_of_different_schemas_have_no_common_column(region: Served) -> N
 def test_columns_added_to_a_schema_are_null_in_streams_that_lack_them(region: Served) -> None:
     publish(region, "grown.new", 0, 10)
     with region.client() as client:
-        client.stream("grown.old", schema="sym string not null, px float64").publish_many(
-            [{"sym": "IBM", "px": 1.0}] * 3
-        )
+        old = client.stream("grown.old", schema="sym string not null, px float64")
+        old.publish_many([{"sym": "IBM", "px": 1.0}] * 3)
     given = {"subscribePattern": "grown.*", "where": "sym == 'IBM' and not exists n"}
     columns = source(region, **given).schema()
     assert isinstance(columns, StructType)
@@ -234,3 +283,85 @@ def test_a_stream_whose_schema_does_not_fit_the_query_ends_it(region: Served) ->
     with pytest.raises(UsageError, match="so they cannot have one column"):
         query.latestOffset(start, ReadAllAvailable())
     query.stop()
+
+
+# ---------------------------------------------------------------- changes of the schema
+
+
+def test_a_query_keeps_its_columns_when_the_schema_changes(region: Served) -> None:
+    publish(region, "growing", 0, 10)
+    given = {"subscribe": "growing", "where": "n >= 8"}
+    before = source(region, **given).schema()
+    assert isinstance(before, StructType)
+    query = source(region, **given, startingOffsets="earliest").streamReader(before)
+    start = query.initialOffset()
+    with region.client() as client:
+        stream = client.stream("growing")
+        stream.change(schema=LATER)
+        stream.publish({"sym": "later", "n": 100, "venue": "X"})
+    end = query.latestOffset(start, ReadAllAvailable())
+    for reader in (
+        source(region, **given).reader(before).partitions,
+        lambda: query.partitions(start, end),
+    ):
+        found = rows_of(reader())
+        assert [row["seq"] for row in found] == [9, 10, 12]  # 11 is the change
+        assert [*found[-1]["attributes"]] == list(read_schema(SCHEMA).names)
+    query.stop()
+    after = source(region, **given).schema()
+    assert isinstance(after, StructType)
+    found = rows_of(source(region, **given).reader(after).partitions())
+    assert [row["attributes"]["venue"] for row in found] == [None, None, "X"]
+
+
+def staged(region: Served, schema: str, target: str) -> Intent:
+    """An intent for one staged row with this schema."""
+    writer = writer_of(schema)
+    assert writer is not None
+    row = [None] * len(writer.schema.names)
+    chunk = Batch.of(bytes(16), [b""], attributes=writer.attributes([("IBM", *row[1:])]))
+    with region.client() as client:
+        hidden = client.stream(staging_name(target), retain=surecast.latest_per_key())
+        seq = hidden.publish(chunk_value(chunk), key=chunk_key("q", 0, "w", 0, 0, 0))
+    return Intent("w", (target,), (ChunkRef(seq, 1, 0),), schemas=(schema,))
+
+
+def test_rows_that_were_staged_before_a_change_of_the_schema_are_published(region: Served) -> None:
+    publish(region, "sunk", 0, 1)
+    intent = staged(region, SCHEMA, "sunk")
+    with region.client() as client:
+        client.stream("sunk").change(schema=LATER)
+    _commit(SinkOptions(region.url, stream="sunk", query="q"), "q", 0, intent, once=False)
+    schema, rows = contents(region, "sunk")
+    assert schema == LATER
+    assert len(rows) == 2
+    assert "'venue': None" in rows[1]
+
+
+def test_a_stream_that_does_not_exist_is_created_with_the_schema_of_its_rows(
+    region: Served,
+) -> None:
+    intent = staged(region, SCHEMA, "created")
+    _commit(SinkOptions(region.url, stream="created", query="q"), "q", 0, intent, once=False)
+    assert contents(region, "created")[0] == SCHEMA
+
+
+def test_rows_of_another_schema_are_not_published(region: Served) -> None:
+    """The stream was created again meanwhile."""
+    with region.client() as client:
+        client.stream("other", schema="sym string not null, px int64")
+    intent = staged(region, SCHEMA, "other")
+    with pytest.raises(SurecastError, match=r"the rows were made for .*Nothing is published"):
+        _commit(SinkOptions(region.url, stream="other", query="q"), "q", 0, intent, once=False)
+    assert contents(region, "other")[1] == []
+
+
+def test_tasks_that_saw_different_versions_agree_on_the_later_one() -> None:
+    def task(schema: str) -> Staged:
+        return Staged("q", 0, "w", 0, ("t",), (ChunkRef(1, 1, 0),), (schema,))
+
+    for order in ((SCHEMA, LATER), (LATER, SCHEMA)):
+        assert intent_of("w", list(map(task, order))).schemas == (LATER,)
+    assert intent_of("w", [task(""), task("")]).schemas == ()
+    with pytest.raises(SurecastError, match="'t' was replaced while"):
+        intent_of("w", [task(SCHEMA), task("other int64")])

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surecast.columns.batch import Batch
-from surecast.columns.schema import Schema, read_schema
+from surecast.columns.schema import Schema, extends, read_schema
 from surecast.columns.typed import Node, Type, arrow_types
 from surecast.errors import SurecastError, UsageError
 
@@ -155,9 +155,9 @@ def common_schema(schemas: Iterable[tuple[str, str]], remedy: str) -> str:
     found = list(schemas)
     if not any(text for _, text in found):
         return ""
-    name, longest = max(found, key=lambda one: len(_fields(one[1])))
+    name, longest = max(found, key=lambda one: len(read_schema(one[1]).names) if one[1] else 0)
     for other, text in found:
-        if not text or not fits(text, longest):
+        if not text or not extends(longest, text):
             has = f"has the schema ({text})" if text else "has no schema"
             raise UsageError(
                 f"stream {name!r} has the schema ({longest}), but stream {other!r} {has}, so they "
@@ -167,16 +167,9 @@ def common_schema(schemas: Iterable[tuple[str, str]], remedy: str) -> str:
 
 
 def fits(one: str, other: str) -> bool:
-    """Whether one of two schemas is the other one with more columns, or the same."""
-    pairs = zip(_fields(one), _fields(other), strict=False)
-    return bool(one and other) and all(a == b for a, b in pairs)
-
-
-def _fields(text: str) -> list[tuple[str, Node]]:
-    if not text:
-        return []
-    schema = read_schema(text)
-    return list(zip(schema.names, schema.types.nodes, strict=True))
+    """Whether one of two schemas is an earlier version of the other one, or the same; "" is
+    none."""
+    return bool(one and other) and (extends(one, other) or extends(other, one))
 
 
 # ---------------------------------------------------------------- from batches to Spark

@@ -39,6 +39,7 @@ from surecast.client.connection import Client
 from surecast.client.stream import Stream
 from surecast.client.sync import Loop
 from surecast.columns.batch import Batch
+from surecast.columns.schema import extends
 from surecast.errors import Silent, SurecastError, UsageError
 from surecast.pipeline import sink_options
 from surecast.pipeline.sink_options import SinkOptions
@@ -396,10 +397,13 @@ def intent_of(writer: str, staged: list[Staged], after: int | None = None) -> In
     schemas: dict[str, str] = {}
     for task in staged:
         for target, schema in zip(task.targets, task.schemas, strict=True):
-            if schemas.setdefault(target, schema) != schema:
+            known = schemas.setdefault(target, schema)
+            if extends(schema, known):  # it may have changed since the first task looked
+                schemas[target] = schema
+            elif not extends(known, schema):
                 raise SurecastError(
-                    f"the schema of stream {target!r} changed while rows were written to it. "
-                    "Nothing is published; run the job again"
+                    f"stream {target!r} was replaced while rows were written to it. Nothing is "
+                    "published; run the job again"
                 )
     targets = sorted(schemas)
     index = {target: place for place, target in enumerate(targets)}
@@ -414,10 +418,10 @@ def intent_of(writer: str, staged: list[Staged], after: int | None = None) -> In
 
 def _check_version(name: str, staged: str, stream: Stream) -> None:
     """Raise an error if rows that were staged with one schema cannot be published to a stream that
-    has another."""
+    has another. It may have a later version."""
     schema = schema_text(stream)
     check_kind(bool(staged), name, schema)
-    if staged != schema:
+    if not extends(schema, staged):
         raise SurecastError(
             f"stream {name!r} has the schema ({schema}), but the rows were made for ({staged}). "
             "Nothing is published; run the job again"
