@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from surecast.columns import forms
+from surecast.columns.arrow import array_of
 from surecast.columns.batch import DATA, Batch
 from surecast.columns.column import Column, Columns, Int64s, concat
 from surecast.columns.schema import Schema
@@ -196,7 +197,7 @@ class _Events:
         names = _names_in(where)
         found: dict[str, pa.Array] = {}
         if KEY.name in names:
-            found[KEY.name] = _binary(self.columns.keys, self.rows)
+            found[KEY.name] = array_of(self.columns.keys, self.rows)
         if TIME.name in names:
             found[TIME.name] = _numbers(TIME.type, _times(self.batches, 1))
         if schema is not None and not names.isdisjoint(schema.names):
@@ -225,9 +226,9 @@ class _Events:
             case "seq":
                 return _numbers(pa.int64(), self.seqs)
             case "key":
-                return _binary(self.columns.keys, self.rows)
+                return array_of(self.columns.keys, self.rows)
             case "value":
-                return _binary(self.columns.values, self.rows)
+                return array_of(self.columns.values, self.rows)
             case "timestamp":
                 return _numbers(_TIME, self.times_us)
             case "attributes" if self.form.schema is not None:
@@ -235,7 +236,7 @@ class _Events:
             case "attributes" if self.columns.tags is not None:
                 return _attributes(self.columns.tags, self.rows)
             case "tag" if self.columns.tags is not None:
-                return _binary(self.columns.tags, self.rows)
+                return array_of(self.columns.tags, self.rows)
         return None
 
     def _struct(self, schema: Schema) -> pa.Array:
@@ -420,19 +421,12 @@ def _numbers(kind: pa.DataType, numbers: Int64s) -> pa.Array:
     return pa.Array.from_buffers(kind, numbers.size, [None, pa.py_buffer(numbers)])
 
 
-def _binary(column: Column, rows: int) -> pa.Array:
-    valid = column.valid
-    bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    buffers = [bitmap, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
-    return pa.Array.from_buffers(pa.binary(), rows, buffers)
-
-
 def _attributes(tags: Column, rows: int) -> pa.Array:
     """The column `attributes`: {"tag": …} for each row with a tag, null for the others."""
     valid = np.ones(rows, np.bool_) if tags.valid is None else tags.valid
     offsets = np.zeros(rows + 1, np.int32)
     np.cumsum(valid, out=offsets[1:])
-    values = _binary(tags, rows)
+    values = array_of(tags, rows)
     if tags.valid is not None:
         values = values.drop_null()
     entries = pa.StructArray.from_arrays(

@@ -109,7 +109,7 @@ def batch_writer(
         )
     chosen = sink_options.parse(options)
     layout = layout_of(schema, chosen.stream)
-    return BatchWriter(chosen, layout, _check_region(chosen, layout, schema))
+    return BatchWriter(chosen, layout, _check_region(chosen, layout))
 
 
 def stream_writer(
@@ -128,11 +128,11 @@ def stream_writer(
             "option queryId is for df.write: a streaming query is identified by its checkpoint"
         )
     layout = layout_of(schema, chosen.stream)
-    known = None if _is_commit() else _check_region(chosen, layout, schema)
+    known = None if _is_commit() else _check_region(chosen, layout)
     return StreamWriter(chosen, layout, known)
 
 
-def _check_region(options: SinkOptions, layout: Layout, columns: StructType) -> str | None:
+def _check_region(options: SinkOptions, layout: Layout) -> str | None:
     """Check within ten seconds that the region can be written to, even if a name server does not
     answer, and that the columns fit the stream. Returns the stream's schema; None if each row names
     its stream. A `Loop` is used because it does not wait for the thread that resolves names."""
@@ -143,7 +143,7 @@ def _check_region(options: SinkOptions, layout: Layout, columns: StructType) -> 
         loop.stop()
     if known is not None:
         assert options.stream is not None
-        check_schema(layout, columns, options.stream, known)
+        check_schema(layout, options.stream, known)
     return known
 
 

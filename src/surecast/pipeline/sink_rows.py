@@ -100,16 +100,16 @@ def _schema_text(struct: StructType) -> str:
     return schema_in(struct).text
 
 
-def check_schema(layout: Layout, columns: StructType, stream: str, schema: str) -> None:
-    """Raise UsageError if rows with these columns cannot be written to a stream with this schema,
+def check_schema(layout: Layout, stream: str, schema: str) -> None:
+    """Raise UsageError if rows with this layout cannot be written to a stream with this schema,
     whatever their values are."""
-    from pyspark.sql.pandas.types import to_arrow_schema
+    import pyarrow as pa
+
+    from surecast.pipeline.attributes import spark_struct
 
     check_kind(bool(layout.schema), stream, schema)
     if schema:
-        given = columns["attributes"]
-        empty = to_arrow_schema(type(columns)([given]), timezone="UTC").empty_table()
-        _fields(empty.combine_chunks().column(0).combine_chunks(), stream, schema)
+        _fields(pa.array([], spark_struct(read_schema(layout.schema))), stream, schema)
 
 
 def _check_column(name: str, kind: DataType) -> None:
