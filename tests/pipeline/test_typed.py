@@ -215,7 +215,7 @@ def test_lost_positions_are_reported_whatever_the_filter(tmp_path: Path) -> None
 def test_servers_send_hardly_more_than_the_events_that_pass(
     region: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish(region, "selective", 0, 5_000, each=1_000)
+    publish(region, "selective", 0, 5_000, each=100)
     received: list[int] = []
     take_in = RangeReader._take_in
 

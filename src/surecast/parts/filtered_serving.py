@@ -16,14 +16,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from surecast.columns.batch import VOID, Batch
+from surecast.columns.batch import VOID, Batch, coalesce
 from surecast.core.types import LogId, Message, Peer, Send
 from surecast.errors import PeerError, UsageError
 from surecast.parts.serving import Serving
 
-__all__ = ["HELD_MAX", "BatchFilter", "Examiner", "FilteredServing", "without_neighbours"]
+__all__ = ["HELD_MAX", "BatchFilter", "Examiner", "FilteredServing", "joined"]
+__all__ += ["without_neighbours"]
 
 HELD_MAX: Final = 64  # batches that are held back for one follower
+JOINED_BELOW: Final = 64  # batches with fewer rows, on average, are joined in answers to readers
 
 
 class BatchFilter(Protocol):
@@ -312,3 +314,10 @@ def without_neighbours(batches: list[Batch]) -> list[Batch]:
         else:
             made.append(batch)
     return made
+
+
+def joined(batches: list[Batch], rows_max: int) -> list[Batch]:
+    """The batches, which are contiguous. If a filter has left few rows in each, they are joined,
+    because a small batch is mostly metadata."""
+    rows = sum(batch.rows for batch in batches)
+    return coalesce(batches, rows_max) if rows < JOINED_BELOW * len(batches) else batches

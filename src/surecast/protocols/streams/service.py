@@ -19,7 +19,7 @@ G7 the newest event is never void.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -119,7 +119,7 @@ from surecast.core.types import (
     Writable,
 )
 from surecast.errors import PeerError, StorageError, UsageError
-from surecast.parts.filtered_serving import BatchFilter, Examiner, FilteredServing
+from surecast.parts.filtered_serving import BatchFilter, Examiner, FilteredServing, joined
 from surecast.parts.serving import SERVE, MakeRange, Serving, send_range
 from surecast.protocols.streams.compaction_plan import Pieces
 from surecast.protocols.streams.config import StreamsConfig
@@ -1173,7 +1173,7 @@ class StreamService(HandlerMachine):
                 self._send(peer, FilterRefused(message.stream, number, str(problem)))
                 return
             examiner = Examiner(self.config.filter_cost_max, self.counters)
-            passing = partial(examiner.passing, chosen)
+            passing = partial(self._passing, examiner, chosen)
             make = partial(RangeEvents, filter=number)
         answers = send_range(
             self,
@@ -1190,6 +1190,11 @@ class StreamService(HandlerMachine):
             passing=passing,
         )
         self.out += [Send(peer, answer) for answer in answers]
+
+    def _passing(
+        self, examiner: Examiner, chosen: BatchFilter, batches: Sequence[Batch]
+    ) -> list[Batch]:
+        return joined(examiner.passing(chosen, batches), self.config.coalesce_rows_max)
 
     def _serve(self) -> None:
         """At the end of a pass: send acknowledgements to publishers and new events to readers."""
