@@ -162,18 +162,9 @@ class _Round:
     # ------------------------------------------------------------ the query
 
     def start(self, region: str, *, once: bool = False) -> None:
-        rows = (
-            self.spark.readStream.format("surecast")
-            .option("url", self.urls[region])
-            .option("subscribePattern", PATTERN)
-            .option("startingOffsets", "earliest")
-            .option("includeVoids", "true")
-            .option("where", WHERE)
-            .option("maxOffsetsPerTrigger", "200000")
-            .load()
-        )
         writer = (
-            rows.writeStream.format("parquet")
+            self.rows(region)
+            .writeStream.format("parquet")
             .option("path", str(self.folder / "output"))
             .option("checkpointLocation", str(self.folder / "checkpoint"))
         )
@@ -184,6 +175,28 @@ class _Round:
         )
         self.query = writer.start()
         self.result.starts += 1
+
+    def rows(self, region: str) -> DataFrame:
+        """The rows of the streams. `load()` needs an answer of the region, so it is tried again."""
+        from pyspark.errors import PySparkException
+
+        reader = (
+            self.spark.readStream.format("surecast")
+            .option("url", self.urls[region])
+            .option("subscribePattern", PATTERN)
+            .option("startingOffsets", "earliest")
+            .option("includeVoids", "true")
+            .option("where", WHERE)
+            .option("maxOffsetsPerTrigger", "200000")
+        )
+        deadline = time.monotonic() + STUCK_S
+        while True:
+            try:
+                return reader.load()
+            except PySparkException as problem:
+                if time.monotonic() > deadline:
+                    raise
+                self.note_failure(str(problem))
 
     def stop(self) -> None:
         query, self.query = self.query, None
