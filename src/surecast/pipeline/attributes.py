@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from surecast.columns.batch import Batch
 from surecast.columns.schema import Schema, extends, read_schema
@@ -238,7 +237,7 @@ def spark_array(columns: Sequence[pa.Array], schema: Schema, where: str) -> pa.S
     arrays = []
     for field, column in zip(kind, columns, strict=True):
         try:
-            arrays.append(column if column.type == field.type else pc.cast(column, field.type))
+            arrays.append(column if column.type == field.type else column.cast(field.type))
         except pa.ArrowInvalid:
             raise SurecastError(
                 f"{where}: column {field.name!r} has a time that Spark's timestamps, in "
@@ -271,4 +270,4 @@ def _with_nanoseconds(column: pa.Array, node: Node) -> pa.Array:
     wanted = pa.timestamp("ns", "UTC")
     for _ in range(levels):
         wanted = pa.list_(wanted)
-    return pc.cast(column, wanted)
+    return column.cast(wanted)

@@ -35,7 +35,6 @@ from surecast.pipeline.options import COLUMNS
 from surecast.pipeline.plan import Range
 from surecast.pipeline.region import Server, refused
 from surecast.pipeline.rows import record_batches
-from surecast.pipeline.where import bound_filter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,7 +67,11 @@ class Task:
 def read(task: Task) -> Iterator[pa.RecordBatch]:
     """The rows of a task, stream by stream, each in order of position."""
     schema = read_schema(task.schema) if task.schema else None
-    where = bound_filter(task.where, schema) if task.where else None
+    where = None
+    if task.where:
+        from surecast.pipeline.where import bound_filter
+
+        where = bound_filter(task.where, schema)
     with ExitStack() as stack:
         connection = TaskConnection(task, stack)
         for wanted in task.ranges:

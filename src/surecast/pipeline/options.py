@@ -23,10 +23,6 @@ from surecast.pipeline.offsets import (
     timestamp_of,
     timestamps_of,
 )
-from surecast.where.columns import KEY, TIME
-from surecast.where.text import parse as parse_where
-from surecast.where.text import shown
-from surecast.where.tree import tests_in
 
 __all__ = ["NAMES", "SourceOptions", "check_names", "parse"]
 
@@ -95,7 +91,13 @@ class SourceOptions:
     @property
     def tests_fields(self) -> bool:
         """Whether the filter tests other columns than those that every event has."""
-        tests = tests_in(parse_where(self.where)) if self.where else ()
+        if not self.where:
+            return False
+        from surecast.where.columns import KEY, TIME
+        from surecast.where.text import parse
+        from surecast.where.tree import tests_in
+
+        tests = tests_in(parse(self.where))
         return any(test.column not in (KEY.name, TIME.name) for test in tests)
 
     @property
@@ -145,8 +147,12 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
 
 def _where(text: str) -> str:
     """The canonical text of a filter. Its columns are checked when the streams are known."""
+    if not text.strip():
+        return ""
+    from surecast.where.text import parse, shown
+
     try:
-        return shown(parse_where(text)) if text.strip() else ""
+        return shown(parse(text))
     except FilterError as problem:
         raise UsageError(f"option where: {problem}") from None
 

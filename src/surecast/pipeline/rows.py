@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +27,9 @@ from surecast.core.endpoint import Lost
 from surecast.endpoint.ranges import Piece
 from surecast.pipeline.attributes import joined_attributes, spark_array, spark_struct
 from surecast.pipeline.options import COLUMNS
-from surecast.where.binding import Bound, BoundTest
-from surecast.where.columns import KEY, TIME
-from surecast.where.evaluate import passes
+
+if TYPE_CHECKING:
+    from surecast.where.binding import Bound
 
 __all__ = ["DDL", "SCHEMA", "ddl_of", "record_batches"]
 
@@ -194,6 +194,9 @@ class _Events:
         where, schema = self.form.where, self.form.schema
         if where is None or not self.rows:
             return None
+        from surecast.where.columns import KEY, TIME
+        from surecast.where.evaluate import passes
+
         names = _names_in(where)
         found: dict[str, pa.Array] = {}
         if KEY.name in names:
@@ -250,6 +253,8 @@ class _Events:
 
 def _names_in(where: Bound) -> frozenset[str]:
     """The columns that a filter tests."""
+    from surecast.where.binding import BoundTest
+
     if isinstance(where, BoundTest):
         return frozenset([where.column.name])
     return frozenset().union(*map(_names_in, where.parts))

@@ -53,7 +53,6 @@ from surecast.pipeline.options import COLUMNS, SourceOptions, parse
 from surecast.pipeline.plan import EVENTS_MIN, Range, after, cut
 from surecast.pipeline.region import Known, Region, Server
 from surecast.pipeline.rows import ddl_of
-from surecast.pipeline.where import bound_filter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,6 +87,8 @@ class SurecastSource(DataSource):
             with Region(options.url, options.token) as region:
                 text = _schema_of(options, region.find(options.streams, options.pattern))
         if options.where:
+            from surecast.pipeline.where import bound_filter  # loads a part of pyarrow
+
             bound_filter(options.where, read_schema(text) if text else None)
         return columns_type(options.columns, text)
 
