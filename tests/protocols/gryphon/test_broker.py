@@ -6,7 +6,7 @@ from surecast.columns.batch import FILTERED
 from surecast.core.types import MS, SECOND, Congested, Writable
 from surecast.errors import ConfigError
 from surecast.protocols.gryphon.broker import CURIOUS_MAX, RANGES_MAX
-from surecast.protocols.gryphon.config import SUBSCRIPTIONS_MAX, GryphonConfig, paper
+from surecast.protocols.gryphon.config import LINKS_MAX, SUBSCRIPTIONS_MAX, GryphonConfig, paper
 from surecast.protocols.gryphon.messages import (
     Ack,
     AckExpected,
@@ -378,6 +378,7 @@ def test_a_stream_that_nobody_uses_is_detached() -> None:
         ({"link_lost_ns": 1}, "link_ns"),
         ({"forget_share": 0.0}, "above 0"),
         ({"subscriptions_max": SUBSCRIPTIONS_MAX + 1}, "at most"),
+        ({"brokers_max": LINKS_MAX + 1}, "at most"),
     ],
 )
 def test_a_wrong_configuration_is_refused(options: dict[str, object], word: str) -> None:
