@@ -3,8 +3,8 @@ they watch.
 
     python examples/market_data.py [BASE_PORT]
 
-Starts two regions of two servers each on this machine. Trades are published in the region "east";
-the subscribers are in "west", which stores nothing: its servers are brokers that get only the events
+Starts two regions of two servers each on this machine. Trades are published in the region "east".
+The subscribers are in "west", which stores nothing: its servers are brokers, and get only events
 that pass a filter. One of them is killed half-way. At the end the program checks, with plain
 Python, that each subscriber has got exactly the trades that it wants, once and in order.
 """

@@ -118,6 +118,11 @@ class OwnTable:
         self._added: dict[int, str] = {}  # changes since `sent`
         self._removed: dict[int, None] = {}
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether one filter stands for all, because there are too many."""
+        return self._wide > 0
+
     def add(self, text: str) -> int:
         """Add a subscription's filter. Returns the version from which on brokers above know it."""
         self._uses[text] = self._uses.get(text, 0) + 1

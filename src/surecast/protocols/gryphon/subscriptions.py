@@ -74,7 +74,9 @@ class Subscriptions:
         if why:
             self._refuse(line, peer, message.number, why)
             return
+        was_wide = line.table.is_wide
         sub = Sub(peer, message.number, text, line.table.add(text))
+        broker.counters["gryphon.widened"] += line.table.is_wide and not was_wide
         sub.next, sub.told_ns = message.start, broker.now_ns
         line.subs[peer] = sub
         self.by_peer.setdefault(peer, {})[message.stream] = None
