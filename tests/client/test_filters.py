@@ -116,8 +116,11 @@ def test_the_server_sends_only_what_passes() -> None:
             counters = regions.layer("east-1").counters
             sub = stream.subscribe(1, stop="latest", where="key in ('5', '500')")
             assert [event.seq async for event in sub] == [6, 501]
-            assert counters["streams.matched"] == 2
-            assert counters["streams.filtered"] == 998
+            table = await stream.read(where="key == '7'")
+            assert table.column("seq").to_pylist() == [8]
+            assert (await stream.read(where="key == 'x'")).num_rows == 0
+            assert counters["streams.matched"] == 3
+            assert counters["streams.filtered"] == 998 + 999 + 1000
             assert regions.layer("east-1").serving.count == 0
 
     play(scenario)

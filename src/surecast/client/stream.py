@@ -387,6 +387,7 @@ class Stream:
         stop: Stop = "latest",
         *,
         voids: bool = False,
+        where: str | None = None,
         timeout: Timeout = None,
     ) -> pa.Table:
         """The events from `start` up to `stop`, in one table with the columns of `batches()`.
@@ -394,8 +395,9 @@ class Stream:
             table = await stream.read()  # all current events
             table = await stream.read(start=seqs.first, stop=seqs.last + 1)
 
-        `start`, `stop` and `voids` are those of `subscribe`. Raises UsageError if the table would
-        be larger than `ClientOptions.read_bytes_max`, and EventsLost if events were lost.
+        `start`, `stop`, `voids` and `where` are those of `subscribe`. Raises UsageError if the
+        table would be larger than `ClientOptions.read_bytes_max`, and EventsLost if events were
+        lost.
         """
         if stop is None:
             raise UsageError('a read has an end: stop is "latest", a position or a datetime')
@@ -403,7 +405,7 @@ class Stream:
 
         async with (
             within(timeout, f"all events of {self.name!r} up to {stop!r}"),
-            self.subscribe(start, stop=stop, voids=voids) as sub,
+            self.subscribe(start, stop=stop, voids=voids, where=where) as sub,
         ):
             schema = self._current().schema
             return await read_table(sub._buffer, read_schema(schema) if schema else None)

@@ -452,10 +452,13 @@ class Stream:
         stop: Stop = "latest",
         *,
         voids: bool = False,
+        where: str | None = None,
         timeout: Timeout = None,
     ) -> pa.Table:
         """The events from `start` up to `stop` as a table; see `surecast.Stream.read`."""
-        return self._loop.call(self._inner.read(start, stop, voids=voids, timeout=timeout))
+        return self._loop.call(
+            self._inner.read(start, stop, voids=voids, where=where, timeout=timeout)
+        )
 
 
 class Subscription:
