@@ -193,6 +193,12 @@ def _fields(struct: pa.StructArray, stream: str, schema: str) -> pa.Table:
     writer = writer_of(schema)
     assert writer is not None
     try:
+        for field in struct.type:
+            if field.name not in writer.schema.names:
+                raise UsageError(
+                    f"{writer.unknown(field.name)}. Leave it out, or add it to the stream: "
+                    "stream.change(schema=...)"
+                )
         return writer.table(from_spark(struct, writer.schema))[1]
     except UsageError as problem:
         raise UsageError(f"column `attributes`, for stream {stream!r}: {problem}") from None
