@@ -20,10 +20,12 @@ from surecast.core.types import (
     Emit,
     FromBelow,
     Input,
+    Loaded,
     Message,
     PassDown,
     PeerDown,
     PeerUp,
+    Read,
     Received,
     Repair,
     SaveState,
@@ -230,6 +232,15 @@ def test_timers_come_back_to_the_layer_that_set_them(stack: ThreeLayers) -> None
     stack.top.on(TimerFired("tick"), SetTimer("tock", 1))
     (again,) = stack.give(TimerFired(timers[2].key))
     assert again.key == cancelled[2]  # the key is the same for setting and cancelling
+
+
+@pytest.mark.parametrize("layer", ["low", "middle", "top"])
+def test_what_was_read_returns_to_the_layer_that_wanted_it(stack: ThreeLayers, layer: str) -> None:
+    trigger, effect = PeerUp("p"), Read(LOG, 2, 4, 9, ("t", 1))
+    getattr(stack, layer).on(trigger, effect)
+    assert stack.give(trigger) == [Read(LOG, 2, 4, 9, (layer, ("t", 1)))]
+    stack.give(Loaded((layer, ("t", 1)), BATCHES, "why"))
+    assert stack.log == [(layer, Loaded(("t", 1), BATCHES, "why"))]
 
 
 @pytest.mark.parametrize(

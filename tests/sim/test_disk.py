@@ -18,8 +18,11 @@ from surecast.core.types import (
     US,
     Append,
     Batch,
+    ColdBelow,
     Compact,
     Compacted,
+    Loaded,
+    Read,
     SaveState,
     Stored,
     StoreFailed,
@@ -322,6 +325,58 @@ def test_a_compaction_fails_if_a_truncate_cuts_into_it() -> None:
         StoreFailed(3, "truncated"),
     ]
     assert [one.rows for one in world.disk("a").read(LOG, 1, 9, 1 << 30)] == [0, 1]
+
+
+def test_reads_are_answered_in_any_order_with_the_log_as_it_was() -> None:
+    world = node()
+    world.at(0, "a", Do([Append(LOG, (batch(1), batch(2), batch(3)), 1)]))
+    reads = [Read(LOG, 1 + n % 3, 4, 1 << 30, n) for n in range(20)]
+    world.at(MS, "a", Do([*reads, Read(LOG, 1, 4, 0, "small"), Read(OTHER, 1, 2, 9, "empty")]))
+    world.at(MS, "a", Do([Truncate(LOG, 2)]))
+    world.call(MS, lambda w: w.disk("a").damage(LOG, 1, 2, "a flipped bit"))
+    world.at(2 * MS, "a", Do([Read(LOG, 1, 2, 9, "damaged")]))
+    world.run(until_ns=SECOND)
+    found = {inp.token: inp for _, inp in world.machine("a").of(Loaded)}
+    order = [token for token in found if isinstance(token, int)]
+    assert sorted(order) == list(range(20)) != order
+    for number in range(20):
+        assert [one.lo for one in found[number].batches] == list(range(1 + number % 3, 4))
+    assert [one.lo for one in found["small"].batches] == [1]
+    assert found["empty"] == Loaded("empty", ())
+    assert "a flipped bit" in found["damaged"].problem
+    again = node()
+    again.at(MS, "a", Do(reads))
+    again.run(until_ns=SECOND)
+    same = [inp.token for _, inp in again.machine("a").of(Loaded)]
+    assert same == order  # the seed decides
+
+
+def test_a_crash_drops_the_reads_under_way() -> None:
+    world = World(1)
+    world.add("a", Actor)
+    world.disks.read_jitter_ns = 0
+    world.at(0, "a", Do([Append(LOG, (batch(1),), 1), Read(LOG, 1, 2, 9, "lost")]))
+    world.call(world.disks.read_ns // 2, lambda w: w.crash("a"))
+    world.call(world.disks.read_ns * 2 // 3, lambda w: w.restart("a"))
+    world.at(world.disks.read_ns * 3 // 4, "a", Do([Read(LOG, 1, 2, 9, "after")]))
+    world.run(until_ns=SECOND)
+    assert [inp.token for _, inp in world.machine("a").of(Loaded)] == ["after"]
+
+
+def test_only_a_world_that_is_told_so_has_cold_logs() -> None:
+    world = node()
+    world.at(0, "a", Do([Append(LOG, tuple(batch(n) for n in range(1, 9)), 1)]))
+    world.run(until_ns=SECOND)
+    assert world.machine("a").of(ColdBelow) == []
+    world.disks.cool(10 * MS)
+    world.run(until_ns=2 * SECOND)
+    ends = [dict(inp.ends)[LOG] for _, inp in world.machine("a").of(ColdBelow)]
+    assert ends[0] == 9
+    assert set(ends) == set(range(1, 10))
+    world.crash("a")
+    world.restart("a")
+    world.run(world.now_ns + MS)
+    assert dict(world.machine("a").of(ColdBelow)[0][1].ends) == {LOG: 9}
 
 
 def test_positions_are_found_by_time() -> None:

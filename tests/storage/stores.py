@@ -12,7 +12,7 @@ import pytest
 from surecast.columns.batch import COLLECTED, REASONS, Batch
 from surecast.columns.compaction import encode_voids
 from surecast.columns.intervals import IntervalSet
-from surecast.core.types import Append, Compact, Compacted, SaveState, Truncate
+from surecast.core.types import Append, ColdBelow, Compact, Compacted, SaveState, Truncate
 from surecast.storage.config import StorageConfig
 from surecast.storage.memory import MemoryDisk
 from surecast.storage.segments import SegmentStore
@@ -68,6 +68,7 @@ class Driver:
         self.woken = threading.Event()
         self.store.attach(self.woken.set)
         self.answers: list[Any] = []
+        self.cold: dict[bytes, int] = {}  # log → end of its cold positions
 
     def do(self, *effects: Any) -> None:
         for effect in effects:
@@ -84,6 +85,9 @@ class Driver:
 
     def collect(self) -> None:
         for answer in self.store.collect():
+            if type(answer) is ColdBelow:
+                self.cold.update(answer.ends)
+                continue
             if type(answer) is Compacted:
                 self.store.show(answer)
             self.answers.append(answer)

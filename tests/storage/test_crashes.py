@@ -26,7 +26,15 @@ from tests.storage.stores import (
     small,
 )
 
-from surecast.core.types import DAMAGE, Append, Compact, SaveState, Stored, StoreFailed, Truncate
+from surecast.core.types import (
+    DAMAGE,
+    Append,
+    Compact,
+    SaveState,
+    Stored,
+    StoreFailed,
+    Truncate,
+)
 from surecast.errors import StorageError
 from surecast.storage.journal_file import JournalFile
 from surecast.storage.mover import Mover
@@ -345,7 +353,7 @@ import sys, threading
 from surecast.columns.batch import COLLECTED, Batch
 from surecast.columns.compaction import encode_voids
 from surecast.columns.intervals import IntervalSet
-from surecast.core.types import DAMAGE, Append, Compact, Compacted, SaveState, Truncate
+from surecast.core.types import DAMAGE, Append, ColdBelow, Compact, Compacted, SaveState, Truncate
 from surecast.storage.config import StorageConfig
 from surecast.storage.segments import SegmentStore
 config = StorageConfig(journal_bytes_max=20_000, inline_bytes_max=500, run_bytes_min=4096)
@@ -369,7 +377,7 @@ while True:
         for answer in store.collect():
             if type(answer) is Compacted:
                 store.show(answer)
-            elif answer.token:
+            elif type(answer) is not ColdBelow and answer.token:
                 print(*answer.token, flush=True)
 """
 

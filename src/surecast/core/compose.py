@@ -12,8 +12,8 @@ Which layer an input or effect goes to:
 * A fired timer, the end of a pass (`core.types`), a completion from the disk: the layer that
   requested it. Keys and tokens contain the layer's name.
 * A `Command` of the owner (the program that runs the node): the layer it names.
-* Start and ClockSet: every layer. PeerUp, PeerDown, Congested, Writable: every layer that handles
-  it. The lowest layer comes first.
+* Start and ClockSet: every layer. ColdBelow, PeerUp, PeerDown, Congested, Writable: every layer
+  that handles it. The lowest layer comes first.
 * A `PassDown` (a layer's command): the nearest layer below that takes the command's type.
 * An `Emit` (a layer's event) or a `Deliver`: every layer directly above that lists its type in
   `from_below`. With `to`, an event goes only to the layer of that name, or to the owner (`OWNER`);
@@ -49,6 +49,7 @@ from surecast.core.types import (
     Batch,
     CancelTimer,
     ClockSet,
+    ColdBelow,
     Command,
     Compact,
     Compacted,
@@ -58,10 +59,12 @@ from surecast.core.types import (
     Emit,
     EndOfPass,
     FromBelow,
+    Loaded,
     LogId,
     PassDown,
     PeerDown,
     PeerUp,
+    Read,
     Received,
     Repair,
     SaveState,
@@ -82,7 +85,7 @@ NO_SCOPE = 0  # the tag of a machine without layers, and of logs whose layer is 
 
 _BROADCAST = frozenset((Start, ClockSet))  # inputs for all layers, also those that do not list them
 # Inputs without a key, token or message that names one layer.
-_FROM_THE_DRIVER = frozenset((Start, ClockSet, PeerUp, PeerDown, Congested, Writable))
+_FROM_THE_DRIVER = frozenset((Start, ClockSet, ColdBelow, PeerUp, PeerDown, Congested, Writable))
 
 
 class Layer(Protocol):
@@ -212,6 +215,10 @@ class Composition:
         if kind is StoreFailed:
             name, token = inp.token
             return self._run(now_ns, [(self._numbers[name], StoreFailed(token, inp.reason))])
+        if kind is Loaded:
+            name, token = inp.token
+            loaded = Loaded(token, inp.batches, inp.problem)
+            return self._run(now_ns, [(self._numbers[name], loaded)])
         receivers = self._receivers.get(kind)
         if receivers is None:
             receivers = self._receivers[kind] = self._receivers_of(kind)
@@ -284,6 +291,8 @@ class Composition:
             token = (self._names[number], effect.token)
             scope = self._scopes[number]
             out.append(msgspec.structs.replace(effect, token=token, scope=scope))
+        elif kind is Read:
+            out.append(msgspec.structs.replace(effect, token=(self._names[number], effect.token)))
         elif kind is Truncate:
             out.append(Truncate(effect.log, effect.end, self._scopes[number]))
         elif kind is Deliver and (takers := self._takers_of(number, Deliver)):

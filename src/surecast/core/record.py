@@ -8,9 +8,11 @@ digest of the effects (`core.canon`). docs/recordings.md has the layout.
     records          head (24 bytes: kind, lengths, number, two CRCs), meta (MessagePack), *tail*
                      (frames)
 
-The token of a storage effect (Append, Compact, Repair, SaveState) may be any object, so it cannot
-be recorded. Storage effects are counted from 1 after each start, and a completion (Stored,
-Compacted, StoreFailed) is recorded with the number of its storage effect in place of the token.
+The token of a storage effect (Append, Compact, Read, Repair, SaveState) may be any object, so it
+cannot be recorded. Storage effects are counted from 1 after each start, and a completion (Stored,
+Compacted, Loaded, StoreFailed) is recorded with the number of its storage effect in place of the
+token. A Loaded is recorded without its batches: a replay reads them from its own disk, when the
+machine returns the Read.
 
 Batches and messages follow the meta as frames of `core.wire`, which have their own CRCs.
 
@@ -37,7 +39,9 @@ from surecast.core.types import (
     Compact,
     Compacted,
     Enclosed,
+    Loaded,
     LogId,
+    Read,
     Received,
     Repair,
     SaveState,
@@ -93,8 +97,8 @@ _KINDS: Final = {
 
 
 # Storage effects that have a token, and the inputs that report their completion.
-ASKING: Final = frozenset((Append, Compact, Repair, SaveState))
-ANSWERS: Final = frozenset((Stored, Compacted, StoreFailed))
+ASKING: Final = frozenset((Append, Compact, Read, Repair, SaveState))
+ANSWERS: Final = frozenset((Stored, Compacted, Loaded, StoreFailed))
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -254,6 +258,8 @@ class Writer:
     ) -> bytes:
         """The meta of a step with an input that is not a received message."""
         form = FORMS[type(inp)]
+        if type(inp) is Loaded:
+            inp = Loaded(inp.token, (), inp.problem)
         values = [getattr(inp, name) for name, _ in form.fields]
         if type(inp) in ANSWERS:
             values[0] = self._answer(inp.token)

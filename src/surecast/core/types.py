@@ -21,6 +21,14 @@ order of the appends. Reads are calls on the injected `Disk`, which shows everyt
 far, whether or not it is on disk yet. If a message must not be sent before data is on disk, the
 machine sends it when it gets `Stored`.
 
+Cold reads. A call on the disk may have to wait for a device, and meanwhile the node does nothing
+else. `ColdBelow` tells a machine which positions are no longer in memory. A machine that wants many
+of them returns `Read`, and the driver reads them beside its other work, several at a time. The
+answers, `Loaded`, come in the order in which the reads are completed. A Loaded has the batches that
+the log had when the Read was returned. So if the log was truncated since, the machine must drop it;
+after a compaction the batches are still right, but may have void positions that the log no longer
+has.
+
 Passes. A driver processes all inputs that are waiting, then sends all messages with one write per
 peer. This is a *pass*. `AtEndOfPass` lets a machine do work once for all inputs of a pass.
 
@@ -219,6 +227,26 @@ class Compacted(Input):
     token: Token
 
 
+class ColdBelow(Input):
+    """The positions of these logs below these ends are no longer in memory: use `Read` for them.
+
+    Calls on the disk work nevertheless; they may wait for a device. A log that was never named has
+    all its batches in memory. The driver does not say so when a position that was cold is appended
+    again, after a truncate.
+    """
+
+    ends: tuple[tuple[LogId, int], ...]
+
+
+class Loaded(Input):
+    """The answer to the Read with this token: what `Disk.read` would have returned at the time of
+    the Read. `problem`: why `lo` cannot be read; "": it was read."""
+
+    token: Token
+    batches: tuple[Batch, ...]
+    problem: str = ""
+
+
 class FromBelow(Input):
     """The event of an `Emit` of a layer below, or a `Deliver` of a layer below (as the event)."""
 
@@ -317,6 +345,20 @@ class Repair(Effect):
     scope: int = 0
 
 
+class Read(Effect):
+    """Read [lo, hi) of `log` as `Disk.read` does, without delaying the node. Answered by Loaded.
+
+    Reads are not ordered, neither among each other nor with writes. A layer reads only logs that it
+    can also read by calls.
+    """
+
+    log: LogId
+    lo: int
+    hi: int
+    nbytes_max: int
+    token: Token
+
+
 class SaveState(Effect):
     """Replace the state stored under `name`, atomically. States are small. Answered by Stored or
     StoreFailed."""
@@ -408,6 +450,7 @@ __all__ = [
     "CancelTimer",
     "ClockSet",
     "Close",
+    "ColdBelow",
     "Command",
     "Compact",
     "Compacted",
@@ -420,6 +463,7 @@ __all__ = [
     "EndOfPass",
     "FromBelow",
     "Input",
+    "Loaded",
     "LogId",
     "Machine",
     "Message",
@@ -428,6 +472,7 @@ __all__ = [
     "PeerDown",
     "PeerUp",
     "Random",
+    "Read",
     "Received",
     "Repair",
     "SaveState",

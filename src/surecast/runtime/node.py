@@ -48,6 +48,7 @@ from surecast.core.types import (
     Peer,
     PeerDown,
     PeerUp,
+    Read,
     Repair,
     SaveState,
     Send,
@@ -471,7 +472,7 @@ class Node:
         self.timers.cancel(effect.key)
 
     def _save(self, effect: Any) -> None:
-        """Perform an effect that changes the disk."""
+        """Perform an effect that changes or reads the disk."""
         self.store.perform(effect)
 
     def _deliver(self, effect: Deliver) -> None:
@@ -513,6 +514,7 @@ _PERFORM = _Table(
         Repair: Node._save,
         Truncate: Node._save,
         Compact: Node._save,
+        Read: Node._save,
         SaveState: Node._save,
         Deliver: Node._deliver,
         Emit: Node._emit,

@@ -24,6 +24,7 @@ from surecast.core.types import (
     Deliver,
     Emit,
     EndOfPass,
+    Read,
     Received,
     Repair,
     SaveState,
@@ -89,7 +90,7 @@ class Loop:
         self.agenda = Agenda()
         self.nodes: dict[str, Node] = {}
         self.network = Network(self, link or Link(), Random(f"{seed}/network"))
-        self.disks = Disks(self, Random(f"{seed}/disks"))
+        self.disks = Disks(self, Random(f"{seed}/disks"), Random(f"{seed}/reads"))
         self.validate = validate
         self.met: Counter[str] = Counter()
         if validate:
@@ -397,6 +398,7 @@ _PERFORM = _Table(
         Repair: Loop._store,
         Truncate: Loop._store,
         Compact: Loop._store,
+        Read: Loop._store,
         SaveState: Loop._store,
         Deliver: Loop._deliver,
         Emit: Loop._emit,

@@ -33,7 +33,9 @@ from surecast.core.record import ANSWERS, ASKING, Closed, Ends, Holed, Kept, Sav
 from surecast.core.recording import Recording
 from surecast.core.types import (
     Compacted,
+    Loaded,
     Machine,
+    Read,
     Received,
     Send,
     Start,
@@ -44,7 +46,7 @@ from surecast.core.types import (
 from surecast.errors import PeerError, SurecastError
 from surecast.sim.trace import Trace
 from surecast.storage.memory import MemoryDisk
-from surecast.storage.store import apply
+from surecast.storage.store import apply, load
 
 __all__ = ["Build", "Difference", "Played", "Types", "play"]
 
@@ -145,6 +147,8 @@ class Life:
             # recorded answer has the number. Truncate gets no answer, so it gets no number.
             self._asked = 0  # the last number
             self._tokens: dict[int, Token] = {}  # number → token, for effects not answered yet
+            # Number of a Read → its answer, made when the machine returned it.
+            self._loaded: dict[int, Loaded] = {}
             self._first = self._next_step()
             self.machine = self._build(builds) if self._first is not None else None
         except SurecastError as error:
@@ -248,6 +252,9 @@ class Life:
             raise PeerError(
                 f"{self.path}: step {step.number} answers a storage effect that was not performed"
             )
+        if kind is Loaded:
+            loaded = self._loaded.pop(inp.token)
+            return Loaded(token, () if inp.problem else loaded.batches, inp.problem)
         if kind is StoreFailed:
             self.disk.drop(token)
             return StoreFailed(token, inp.reason)
@@ -263,7 +270,9 @@ class Life:
             if kind in ASKING:
                 self._asked += 1
                 self._tokens[self._asked] = effect.token
-            if kind in ASKING or kind is Truncate:
+            if kind is Read:
+                self._loaded[self._asked] = load(disk, effect)
+            elif kind in ASKING or kind is Truncate:
                 apply(disk, effect)  # may fail like on the real disk, after an earlier failed write
                 disk.sync()
 

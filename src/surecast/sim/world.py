@@ -277,6 +277,7 @@ class World(Loop):
         node.odd = self.costs is not None
         start = Start(self.wall_ns(node.name), node.incarnation)
         self.agenda.push(self.now_ns, INPUT, node, node.incarnation, start)
+        self.disks.started(self.now_ns, node)
 
     def _catch_up(self, now_ns: int, node: Node, incarnation: int) -> None:
         """After a pause: perform the unfinished effects and handle the inputs that waited."""

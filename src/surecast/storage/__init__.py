@@ -8,6 +8,7 @@ memory.py          the disk of a simulated node, which can lose unsynced writes 
 store.py           the interface between drivers and stores; a store that is only in memory
 segments.py        the store of a real node: a journal for new batches, segments for older ones;
                    the thread for moves and compactions
+reads.py           the threads that read segments beside the event loop
 config.py          the configuration of a store: limits, durability, permissions
 recovery.py        opening a store, with or without damage
 check.py           verifying the checksums of all segments

@@ -27,6 +27,8 @@ class StorageConfig:
     queue_bytes_max: int = 256 << 20  # bytes waiting to be written; above it, writes fail
     inline_bytes_max: int = 1 << 20  # compaction results up to this size go to the journal
     run_bytes_min: int = 1 << 20  # a log's adjacent parts in segments are joined up to this size
+    read_threads: int = 4  # reads of segments that are performed at a time, beside other work
+    read_bytes_max: int = 64 << 20  # bytes that these reads may have ready; above it, they wait
     maps_max: int = 256  # segments mapped at a time, which also limits open files
     memory_bytes_max: int = 4 << 30  # memory of a node without data folder; above it, writes fail
     check: Literal["all", "none"] = "all"  # segments read at start; "none": damage shows at reads
@@ -52,6 +54,8 @@ class StorageConfig:
         check(self, "queue_bytes_max", self.queue_bytes_max >= 1 << 12, "4KiB or more")
         check(self, "inline_bytes_max", 0 <= self.inline_bytes_max <= journal, "up to the journal")
         check(self, "run_bytes_min", 0 <= self.run_bytes_min <= segment, "up to segment_bytes_max")
+        check(self, "read_threads", 1 <= self.read_threads <= 64, "1 to 64")
+        check(self, "read_bytes_max", self.read_bytes_max >= 1 << 12, "4KiB or more")
         check(self, "maps_max", self.maps_max >= 1, "1 or more")
         check(self, "memory_bytes_max", self.memory_bytes_max >= 1 << 20, "1MiB or more")
 

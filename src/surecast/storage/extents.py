@@ -10,8 +10,10 @@ last extent of a segment is freed, the segment's number is put on `Shelf.gone`. 
 read before keep the memory map and stay readable.
 """
 
+import os
+import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import Lock
 from typing import Final
 from weakref import WeakValueDictionary
@@ -19,12 +21,15 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from surecast.core.types import Batch
+from surecast.errors import StorageError
 from surecast.storage.folder import Paths
-from surecast.storage.segment_file import Mapped, Numbers
+from surecast.storage.segment_file import Mapped, Numbers, touch
 
 __all__ = ["Extent", "Segment", "Shelf"]
 
 _LOOK_AHEAD: Final = 64  # entries of an index that are converted to Python integers at a time
+_SLICE_BATCHES: Final = 32  # `load` decodes this many batches at a time: less than a millisecond
+_TOUCHED_S: Final = 10.0  # after this time without `load`, an index may have left the cache
 
 
 class Shelf:
@@ -71,11 +76,12 @@ class Shelf:
 class Segment:
     """A segment in use; freed with the last extent that refers to it."""
 
-    __slots__ = ("__weakref__", "number", "shelf")
+    __slots__ = ("__weakref__", "number", "shelf", "touched")
 
     def __init__(self, shelf: Shelf, number: int) -> None:
         self.shelf = shelf
         self.number = number
+        self.touched = float("-inf")  # the time of the last `Extent.load` (time.monotonic)
 
     def __del__(self) -> None:
         self.shelf.gone.append(self.number)
@@ -115,6 +121,61 @@ class Extent:
     def batches(self, lo: int, hi: int) -> Iterator[Batch]:
         for _, batch in self.located(lo, hi):
             yield batch
+
+    def load(
+        self, lo: int, hi: int, nbytes_max: int, between_slices: Callable[[], None]
+    ) -> list[Batch]:
+        """The batches of [lo, hi), cut at lo and hi, up to the one that exceeds `nbytes_max` bytes.
+
+        For threads: the file is read without the interpreter's lock. Other threads get the lock at
+        least after each slice of the work, when `between_slices` is called.
+        """
+        segment = self.segment
+        path = segment.shelf.folder.segment(segment.number)
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return self._load(file, lo, hi, nbytes_max, between_slices)
+            finally:
+                os.close(file)
+        except OSError as problem:
+            raise StorageError(f"cannot read {path}: {problem}") from problem
+
+    def _load(
+        self, file: int, lo: int, hi: int, nbytes_max: int, between_slices: Callable[[], None]
+    ) -> list[Batch]:
+        segment, now = self.segment, time.monotonic()
+        if now - segment.touched > _TOUCHED_S:
+            touch(file)
+        segment.touched = now
+        mapped, los, offsets, *_ = self._index()
+        first, last = self._places(los, lo, hi)
+        run = mapped.run(self.run)
+        out: list[Batch] = []
+        nbytes = 0
+        while first < last and nbytes <= nbytes_max:
+            # Enough frames to exceed the bound; at least one. The first batch may be cut, so that
+            # further frames are needed: then once more.
+            at = int(offsets[first])
+            wanted = at + nbytes_max - nbytes
+            upto = min(int(np.searchsorted(offsets, wanted, "right")), last)
+            upto = max(upto, first + 1)
+            end = int(offsets[upto]) if upto < run.batches else run.at + run.nbytes
+            frames = memoryview(os.pread(file, end - at, at))
+            for start in range(first, upto, _SLICE_BATCHES):
+                some = slice(start, min(start + _SLICE_BATCHES, upto))
+                for place, begin in zip(los[some].tolist(), offsets[some].tolist(), strict=True):
+                    batch = mapped.decode(frames[begin - at :], begin, place)[0]
+                    if batch.lo < lo or batch.hi > hi:
+                        batch = batch.slice(lo, hi)
+                    out.append(batch)
+                    nbytes += batch.nbytes
+                    if nbytes > nbytes_max:
+                        return out
+                if start + _SLICE_BATCHES < upto:
+                    between_slices()
+            first = upto
+        return out
 
     def batch_at(self, seq: int) -> Batch:
         """The batch that holds `seq`."""

@@ -84,6 +84,32 @@ class SegmentDisk(MemoryDisk):
         """Let the next `take_dirty` return these logs again, because their move has failed."""
         self._dirty.update(dict.fromkeys(logs))
 
+    def pieces_from(self, log: LogId, lo: int, hi: int, nbytes_max: int) -> list[Any]:
+        """The pieces that `read` with these arguments would need."""
+        found = self._logs.get(log)
+        if found is None:
+            return []
+        lo, hi = max(lo, 1), min(hi, found.end)
+        pieces: list[Any] = []
+        nbytes = 0  # of all pieces but the first, of which only a part may be needed
+        for index in range(max(bisect_right(found.starts, lo) - 1, 0), len(found.pieces)):
+            piece = found.pieces[index]
+            if piece.lo >= hi or nbytes > nbytes_max:
+                break
+            nbytes += piece.nbytes if pieces else 0
+            pieces.append(piece)
+        return pieces
+
+    def cold_ends(self) -> dict[LogId, int]:
+        """For each log with extents, the end of the last one."""
+        found = {}
+        for name, log in self._logs.items():
+            for piece in reversed(log.pieces):
+                if type(piece) is Extent:
+                    found[name] = piece.hi
+                    break
+        return found
+
     def pieces(self, log: LogId, lo: int, hi: int) -> list[Any]:
         """The pieces that cover [lo, hi), which the log holds."""
         found = self._log(log)

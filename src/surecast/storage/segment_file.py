@@ -36,7 +36,16 @@ from surecast.storage.config import LOG_LIMITS
 from surecast.storage.folder import Damaged, is_later, write_all
 from surecast.storage.modes import FILE, open_file
 
-__all__ = ["FRAMES_AT", "INDEX_ENTRY", "Mapped", "Misplaced", "Run", "SegmentWriter", "open_map"]
+__all__ = [
+    "FRAMES_AT",
+    "INDEX_ENTRY",
+    "Mapped",
+    "Misplaced",
+    "Run",
+    "SegmentWriter",
+    "open_map",
+    "touch",
+]
 
 _MAGIC: Final = b"SCS\xf1"
 _HEADER: Final = struct.Struct("<4s4xQ12xI")  # magic, number of the segment, CRC of the header
@@ -205,10 +214,12 @@ class Mapped:
 
         Raises Damaged if the frame is not valid or its first position is not `lo`.
         """
+        return self.decode(self.view[at : self._directory_at], at, lo)
+
+    def decode(self, frame: Buffer, at: int, lo: int) -> tuple[Batch, int]:
+        """As `batch`, for a frame that was read from offset `at` in another way."""
         try:
-            batch, size = decode_batch(
-                self.view[at : self._directory_at], LOG_LIMITS, validate=False
-            )
+            batch, size = decode_batch(frame, LOG_LIMITS, validate=False)
             if batch.lo != lo:
                 raise PeerError(f"its first position is {batch.lo}, expected {lo}")
         except PeerError as problem:
@@ -253,6 +264,25 @@ class Mapped:
 
     def _damage(self, at: int, why: str) -> Damaged:
         return Damaged(f"{self.path}: the record at offset {at:,} is damaged: {why}")
+
+
+def touch(file: int) -> None:
+    """Read what finding a frame needs (header, indices, directory, footer) into the system's cache.
+
+    A `Mapped` reads it through the memory map, with the interpreter's lock. What is damaged is
+    reported by `Mapped`, not here.
+    """
+    size = os.fstat(file).st_size
+    os.pread(file, _HEADER.size, 0)
+    footer = os.pread(file, _FOOTER.size, max(0, size - _FOOTER.size))
+    if len(footer) < _FOOTER.size:
+        return
+    at, runs, *_ = _FOOTER.unpack(footer)
+    directory = os.pread(file, _RUN.size, at) if runs and at < size else b""
+    if len(directory) == _RUN.size:
+        at = min(at, Run(*_RUN.unpack(directory)).index_at)  # indices are in the order of runs
+    while at < size:
+        at += len(os.pread(file, _SLICE_BYTES, at)) or size
 
 
 def open_map(path: Path) -> memoryview:

@@ -19,6 +19,9 @@ changes in memory are undone, and the answers are failures. Once the disk has ro
 succeed again. A truncate has no answer, so its failure cannot be reported: the truncate stays in
 effect in memory and is written before the next record. A failed move or compaction leaves
 everything as it was; a move is tried again later.
+
+**Cold reads.** After a move, and after the opening, the store says with `ColdBelow` which positions
+are only in segments. Further threads perform the effect `Read` (`reads.py`).
 """
 
 import logging
@@ -30,7 +33,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from surecast.core.types import Compact, Compacted, LogId, StoreFailed, Truncate
+import msgspec
+
+from surecast.core.types import ColdBelow, Compact, Compacted, LogId, Read, StoreFailed, Truncate
 from surecast.core.wire import DEFAULT_LIMITS, Limits
 from surecast.errors import StorageError
 from surecast.storage.config import StorageConfig
@@ -39,6 +44,7 @@ from surecast.storage.folder import FULL, Folder
 from surecast.storage.journal_writer import Done, Entry, JournalWriter
 from surecast.storage.mover import Job, Snapshot
 from surecast.storage.plan import Group
+from surecast.storage.reads import Reads
 from surecast.storage.records import Record, moved_record, record_of, rewritten_record
 from surecast.storage.recovery import recover
 from surecast.storage.store import apply, failed
@@ -99,8 +105,10 @@ class SegmentStore:
         self._job: Job | None = None  # the compaction that the background thread has
         self._ready: tuple[Any, list[Any]] | None = None  # token, result of a finished compaction
         self._answers: list[Any] = []  # answers to compactions, for the next `collect`
+        self._cold = self.disk.cold_ends()  # log → end, for the next ColdBelow
         self._closed = False
         self._background = _Background(self._on_results)
+        self._reads: Reads | None = None  # made for the first Read
         self._journal = JournalWriter(
             recovered.file,
             self._on_results,
@@ -125,6 +133,8 @@ class SegmentStore:
 
     def attach(self, wake: Callable[[], None]) -> None:
         self._wake = wake
+        if self._cold:
+            wake()
 
     def _on_results(self) -> None:
         self._wake()
@@ -135,6 +145,8 @@ class SegmentStore:
             return
         self._closed = True
         self._journal.close()
+        if self._reads is not None:
+            self._reads.close()
         self._background.close()
         self._folder.close()
 
@@ -145,6 +157,13 @@ class SegmentStore:
             self._compact(effect)
             return
         disk = self.disk
+        if type(effect) is Read:
+            log, lo, hi, nbytes_max, _ = msgspec.structs.astuple(effect)
+            if self._reads is None:
+                config = self.config
+                self._reads = Reads(self._on_results, config.read_threads, config.read_bytes_max)
+            self._reads.put(effect, disk.pieces_from(log, lo, hi, nbytes_max))
+            return
         record = record_of(effect, self._limits)
         over = self._is_over(record.size)
         if over and not self._moving and time.monotonic() >= self._retry_at:
@@ -191,7 +210,11 @@ class SegmentStore:
         for what, result in self._background.take():
             self._finish(what, result)
         compactions, self._answers = self._answers, []
-        return answers + compactions
+        answers += compactions
+        if self._cold and not self._moved:
+            answers.append(ColdBelow(tuple(self._cold.items())))
+            self._cold = {}
+        return answers if self._reads is None else answers + self._reads.take()
 
     def _set_back(self, entries: list[Entry]) -> None:
         """Undo the changes of failed entries in memory, except truncates: these stay in effect."""
@@ -254,6 +277,7 @@ class SegmentStore:
             self.disk.moved(name, pieces, group.extent)
             budget -= len(pieces) + _PIECES_A_GROUP
             self._released += len(pieces)
+            self._cool(name, group.extent)
             if self._released == len(group.pieces):
                 self._moved.popleft()
                 self._released = 0
@@ -265,6 +289,10 @@ class SegmentStore:
         self._tidy_if_due(None)
         if self._journal.size > self.config.journal_bytes_max:
             self._move()
+
+    def _cool(self, name: LogId, extent: Extent) -> None:
+        """Note that positions of a log are no longer in memory, for the next `collect`."""
+        self._cold[name] = max(extent.hi, self._cold.get(name, 1))
 
     def _not_moved(self, snapshot: Snapshot) -> None:
         """Handle a failed move: the next move includes its logs and its extents in `held`."""
@@ -337,6 +365,7 @@ class SegmentStore:
         self._held += extents
         record: Record
         if extents:
+            self._cool(name, extents[-1])
             record = moved_record(name, [extent.row() for extent in extents])
         else:
             record = rewritten_record(name, pieces)

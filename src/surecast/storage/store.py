@@ -2,12 +2,13 @@
 
 A *state machine* is the logic of a node, without input and output. Its *driver* (the simulator or
 the asyncio runtime) performs what it requests. A request is called an *effect*; the effects for the
-store are Append, Truncate, Repair, Compact and SaveState (core/types.py).
+store are Append, Truncate, Repair, Compact, Read and SaveState (core/types.py).
 
 The driver passes each storage effect to `Store.perform`, which returns at once. When effects are
 complete, the store calls `wake` (from any thread), and the driver fetches their answers with
-`collect`. Answers have the order of the effects, except those of compactions, which run in the
-background. State machines read the stored data through `disk`.
+`collect`. Answers have the order of the effects, except those of compactions and reads, which run
+in the background. `collect` also returns `ColdBelow` when batches have left the memory. State
+machines read the stored data through `disk`.
 
 A compaction changes the log at a defined moment: when the driver calls `show` with the answer
 `Compacted`, just before it passes this answer to the state machine.
@@ -20,6 +21,8 @@ from surecast.core.types import (
     Append,
     Compact,
     Compacted,
+    Loaded,
+    Read,
     Repair,
     SaveState,
     Stored,
@@ -29,7 +32,7 @@ from surecast.core.types import (
 from surecast.errors import StorageError
 from surecast.storage.memory import DiskFull, MemoryDisk
 
-__all__ = ["MemoryStore", "Store", "apply", "failed", "timely"]
+__all__ = ["MemoryStore", "Store", "apply", "failed", "load", "timely"]
 
 
 class Store(Protocol):
@@ -81,6 +84,15 @@ def apply(disk: MemoryDisk, effect: Any) -> Any:
     return None
 
 
+def load(disk: MemoryDisk, effect: Read) -> Loaded:
+    """The answer to a Read, made at once."""
+    try:
+        batches = disk.read(effect.log, effect.lo, effect.hi, effect.nbytes_max)
+    except StorageError as problem:
+        return Loaded(effect.token, (), str(problem))
+    return Loaded(effect.token, tuple(batches))
+
+
 def failed(effect: Any, reason: str) -> StoreFailed | None:
     """The answer to an effect that failed; None for a Truncate, which has no answer."""
     return StoreFailed(effect.token, reason) if type(effect) is not Truncate else None
@@ -106,7 +118,7 @@ class MemoryStore:
         self._wake = wake
 
     def perform(self, effect: Any) -> None:
-        answer = apply(self.disk, effect)
+        answer = load(self.disk, effect) if type(effect) is Read else apply(self.disk, effect)
         self.disk.sync()
         if answer is not None:
             if not self._answers:
