@@ -57,6 +57,7 @@ class Service:
         self.rng = Random(seed)
         self.batches: dict[LogId, list[Batch]] = {}
         self.bound = 0
+        self.cold = 0  # positions below this must be loaded first
 
     def grow(self, stream: LogId, count: int, *, voids: float = 0.0) -> None:
         lo = self.shown_end(stream) or 1
@@ -67,7 +68,9 @@ class Service:
     def shown_end(self, stream: LogId) -> int:
         return self.batches[stream][-1].hi if stream in self.batches else 0
 
-    def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
+    def at_hand(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch] | None:
+        if lo < self.cold:
+            return None
         found = [batch for batch in self.batches[stream] if batch.hi > lo][:3]
         return [found[0].slice(lo, found[0].hi), *found[1:]]
 
@@ -418,3 +421,40 @@ def test_neighbouring_void_ranges_are_joined_by_reason() -> None:
     assert [(b.lo, b.hi, b.reason, b.time_ns) for b in made] == [
         (1, 9, FILTERED, 3), (9, 10, COLLECTED, 9), (10, 12, FILTERED, 10),
     ]  # fmt: skip
+
+
+def test_a_follower_far_behind_waits_for_its_piece_and_others_do_not() -> None:
+    bench = Bench()
+    for _ in range(8):
+        bench.grow(5)
+    asked: list[tuple[LogId, int]] = []
+    bench.plain.load = lambda stream, lo, _hi, _out: asked.append((stream, lo))
+    bench.service.cold = 11
+    assert bench.follow("late", "2") == []
+    bench.follow("live", "2", 41)
+    bench.grow(4)
+    bench.serve()
+    assert (bench.at["live", S], bench.at["late", S]) == (45, 1)
+    assert asked == [(S, 1)]  # requested once
+    bench.service.cold = 0
+    out: list[Any] = []
+    bench.serving.loaded(S, 2, out)  # another piece
+    assert out == []
+    bench.serving.loaded(S, 1, out)
+    bench.take(out)
+    bench.serve()
+    bench.tell()
+    assert bench.at["late", S] == 45
+    assert set(bench.got["late", S]) >= set(passing(2, bench.service, 1))
+
+
+def test_a_follower_that_left_gets_nothing_of_a_loaded_piece() -> None:
+    bench = Bench()
+    bench.grow(5)
+    bench.plain.load = lambda *_: None
+    bench.service.cold = 11
+    bench.follow("late", "2")
+    bench.serving.remove(S, "late")
+    out: list[Any] = []
+    bench.serving.loaded(S, 1, out)
+    assert out == []

@@ -7,7 +7,8 @@ import pytest
 
 from surecast.columns.batch import Batch
 from surecast.core.types import AtEndOfPass, LogId, Send
-from surecast.parts.serving import SERVE, Serving, send_range
+from surecast.parts import serving
+from surecast.parts.serving import SERVE, Ranges, Serving
 
 S, T = b"s" * 16, b"t" * 16
 SIZE = 10  # positions that are read at a time
@@ -52,6 +53,8 @@ class Service:
         self.bad = 1 << 60  # the first position that cannot be read
         self.lost = (1 << 60, 1 << 60)
         self.reads = 0
+        self.cold = 0  # positions below this must be loaded first
+        self.loaded: set[tuple[LogId, int]] = set()
 
     def shown_end(self, stream: LogId) -> int:
         return min(self.ends.get(stream, 0), self.lost[0])
@@ -62,8 +65,10 @@ class Service:
     def lost_at(self, stream: LogId, seq: int) -> tuple[int, str] | None:
         return (self.lost[1], "why") if self.lost[0] <= seq < self.lost[1] else None
 
-    def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
+    def at_hand(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch] | None:
         self.reads += 1
+        if lo < self.cold and (stream, lo) not in self.loaded:
+            return None
         end = min(hi or self.ends[stream], self.ends[stream], self.bad, lo + SIZE)
         end = min(end, self.lost[0]) if lo < self.lost[0] else end
         if lo >= self.bad:
@@ -344,6 +349,17 @@ def test_removing_a_stream_removes_all_its_state() -> None:
 # ---------------------------------------------------------------- ranges
 
 
+def send_range(
+    service: Service, make: Any, stream: LogId, lo: int, hi: int, **arguments: Any
+) -> list[Any]:
+    """The messages of the answer to one request."""
+    messages_max, stops = arguments.pop("messages_max"), arguments.pop("stops")
+    ranges = Ranges(service, make, messages_max, lambda _: stops(), **arguments)
+    out: list[Any] = []
+    ranges.answer("peer", stream, lo, hi, out)
+    return [effect.message for effect in out]
+
+
 def ask(
     lo: int,
     hi: int,
@@ -494,3 +510,152 @@ def test_without_a_message_for_losses_a_range_ends_before_the_loss() -> None:
     parts: Any = send_range(service, Range, S, 1, 24, messages_max=8, stops=lambda: False)
     assert covered(parts) == list(range(1, 13))
     assert (parts[-1].end, parts[-1].last) == (13, True)
+
+
+# ---------------------------------------------------------------- pieces that must be loaded first
+
+
+class ColdServing(FakeServing):
+    """The positions of S below `cold` are at hand only once they were loaded."""
+
+    def __init__(self, cold: int, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.service.cold = cold
+        self.asked: list[tuple[LogId, int]] = []
+        self.serving.load = lambda stream, lo, _hi, _out: self.asked.append((stream, lo))
+
+    def loaded(self, lo: int, stream: LogId = S) -> list[tuple[str, int, int]]:
+        self.service.loaded.add((stream, lo))
+        out: list[Any] = []
+        self.serving.loaded(stream, lo, out)
+        return shown(out)
+
+
+def test_a_follower_far_behind_waits_for_each_piece_and_gets_all_in_order() -> None:
+    bench = ColdServing(21, s=36)
+    assert bench.follow("a") == []
+    assert bench.asked == [(S, 1)]
+    assert bench.serve() == []
+    assert bench.loaded(1) == [("a", 1, 11)]
+    assert bench.asked == [(S, 1), (S, 11)]
+    assert bench.loaded(11) == [("a", 11, 21), ("a", 21, 31), ("a", 31, 36)]
+    assert bench.serving.waiting == {}
+    bench.grows(38)
+    assert bench.serve() == [("a", 36, 38)]
+
+
+def test_while_a_follower_waits_the_others_get_news() -> None:
+    bench = ColdServing(21, s=36)
+    bench.follow("late")
+    bench.follow("live", 36)
+    bench.grows(38)
+    assert bench.serve() == [("live", 36, 38)]
+    assert bench.writable("late") == []
+    assert bench.asked == [(S, 1)]  # and the piece is requested only once
+
+
+def test_followers_at_one_position_get_the_same_message() -> None:
+    bench = ColdServing(11, s=11)
+    bench.follow("a")
+    bench.follow("b")
+    out: list[Any] = []
+    bench.service.loaded.add((S, 1))
+    bench.serving.loaded(S, 1, out)
+    assert shown(out) == [("a", 1, 11), ("b", 1, 11)]
+    assert out[0].message is out[1].message
+
+
+def test_a_loaded_piece_is_not_sent_to_those_that_left_or_started_elsewhere() -> None:
+    bench = ColdServing(21, s=36)
+    for peer in ("left", "gone", "elsewhere", "full"):
+        bench.follow(peer)
+    bench.serving.remove(S, "left")
+    bench.serving.remove_peer("gone")
+    assert bench.follow("elsewhere", 30) == [("elsewhere", 30, 36)]
+    bench.serving.congested["full"] = None
+    assert bench.loaded(1) == []
+    assert bench.writable("full") == [("full", 1, 11)]
+    bench.serving.remove_stream(S)
+    assert bench.serving.waiting == {}
+
+
+class ColdRanges:
+    def __init__(self, cold: int, messages_max: int = 8) -> None:
+        self.service = Service(s=36, t=36)
+        self.service.cold = cold
+        self.asked: list[tuple[LogId, int, int]] = []
+        self.congested = False
+        self.ranges = Ranges(
+            self.service,
+            Range,
+            messages_max,
+            lambda _: self.congested,
+            load=lambda stream, lo, hi, _out: self.asked.append((stream, lo, hi)),
+        )
+        self.out: list[Any] = []
+
+    def ask(self, peer: str, lo: int, hi: int) -> list[tuple[str, int, int, bool]]:
+        self.ranges.answer(peer, S, lo, hi, self.out)
+        return self.take()
+
+    def loaded(self, lo: int) -> list[tuple[str, int, int, bool]]:
+        self.service.loaded.add((S, lo))
+        self.ranges.loaded(S, lo, self.out)
+        return self.take()
+
+    def take(self) -> list[tuple[str, int, int, bool]]:
+        out, self.out = self.out, []
+        return [(e.peer, e.message.lo, e.message.hi, e.message.last) for e in out]
+
+
+def test_an_answer_waits_for_its_pieces_and_others_do_not_wait_for_it() -> None:
+    bench = ColdRanges(21)
+    assert bench.ask("a", 4, 30) == []
+    assert bench.asked == [(S, 4, 30)]
+    assert bench.ask("b", 25, 30) == [("b", 25, 30, True)]
+    assert bench.loaded(4) == [("a", 4, 14, False)]
+    assert bench.loaded(14) == [("a", 14, 24, False), ("a", 24, 30, True)]
+    assert (bench.ranges.waiting, bench.ranges.count) == ({}, 0)
+
+
+def test_messages_of_an_answer_are_limited_also_across_pieces() -> None:
+    bench = ColdRanges(100, messages_max=2)
+    bench.ask("a", 1, 36)
+    assert bench.loaded(1) == [("a", 1, 11, False)]
+    assert bench.loaded(11) == [("a", 11, 21, True)]
+    assert bench.ranges.count == 0
+
+
+def test_an_answer_that_waited_ends_when_the_peer_is_congested() -> None:
+    bench = ColdRanges(100)
+    bench.ask("a", 1, 36)
+    bench.congested = True
+    assert bench.loaded(1) == [("a", 1, 11, True)]
+
+
+def test_a_repeated_request_gets_one_answer_and_a_peer_that_left_none() -> None:
+    bench = ColdRanges(100)
+    bench.ask("a", 1, 5)
+    bench.ask("a", 1, 5)
+    bench.ask("gone", 1, 5)
+    bench.ranges.remove_peer("gone")
+    assert bench.loaded(1) == [("a", 1, 5, True)]
+    assert bench.ranges.count == 0
+
+
+def test_answers_that_wait_end_when_the_stream_is_taken_back() -> None:
+    bench = ColdRanges(100)
+    bench.ask("a", 20, 30)
+    bench.service.ends[S] = 7
+    bench.ranges.taken_back(S, bench.out)
+    assert bench.take() == [("a", 20, 30, True)]
+    assert bench.ranges.count == 0
+
+
+def test_requests_that_would_wait_beyond_the_limit_are_answered_with_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving, "WAITING_MAX", 2)
+    bench = ColdRanges(100)
+    assert [bench.ask(peer, 1, 5) for peer in "abc"] == [[], [], [("c", 1, 1, True)]]
+    assert len(bench.loaded(1)) == 2

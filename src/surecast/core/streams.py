@@ -41,7 +41,9 @@ __all__ = [
     "Forget",
     "Handed",
     "Limit",
+    "Load",
     "LogMoved",
+    "PieceLoaded",
     "Refuse",
     "Resume",
     "Settle",
@@ -157,6 +159,14 @@ class LogMoved(msgspec.Struct, gc=False):
 
     log: LogId
     end: int
+
+
+class PieceLoaded(msgspec.Struct, gc=False):
+    """The read requested with `Load` has ended: `Streams.at_hand` returns the piece, or what there
+    is to say about it. Goes to all layers above."""
+
+    stream: LogId
+    lo: int
 
 
 class TakenBack(msgspec.Struct, gc=False):
@@ -282,6 +292,15 @@ class Limit(Input):
     end: int | None
 
 
+class Load(Input):
+    """Read [lo, hi) of a stream, or its first part, from the disk: `Streams.at_hand` has returned
+    None for `lo`. Answered by PieceLoaded. Several layers may request the same piece."""
+
+    stream: LogId
+    lo: int
+    hi: int
+
+
 class Forfeit(Input):
     """Report positions [lo, hi) of the stream as lost: no node that can be asked has them any more.
 
@@ -396,7 +415,13 @@ class Streams(Protocol):
         their void rows.
 
         Empty if these positions must be indexed by retention first, and cannot be.
+
+        The call may wait for a device. It is for recent or few positions; for others use `at_hand`.
         """
+
+    def at_hand(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch] | None:
+        """As `readable`, without waiting for a device: None if the piece must be loaded first
+        (Load)."""
 
     def voids(self, stream: LogId, lo: int, hi: int, count_max: int) -> tuple[list[Batch], int]:
         """The void ranges of a known stream in [lo, hi), found without reading the log.

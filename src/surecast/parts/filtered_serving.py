@@ -53,6 +53,7 @@ class _Follower:
     told: int  # the next position to send
     held: list[Batch] = field(default_factory=list)  # [told, at), in which nothing passes
     filter: BatchFilter | None = None  # None: the stream is not known yet
+    waiting: bool = False  # the piece at `at` is being loaded (`Serving.loaded`)
 
 
 class Examiner:
@@ -127,7 +128,7 @@ class FilteredServing:
         examiner = Examiner(self.cost_max, self.counters)
         sent = len(out)
         self._serve_one(stream, peer, follower, out, examiner, {}, {})
-        if len(out) == sent and peer in self.followers.get(stream, ()):
+        if len(out) == sent and peer in self.followers.get(stream, ()) and not follower.waiting:
             self._answer_idle(stream, peer, follower, out)
         self._serve_rest(out)
 
@@ -212,9 +213,21 @@ class FilteredServing:
                 if examiner.left <= 0:
                     self.news[stream] = None
                     break
-                self._serve_one(stream, peer, follower, out, examiner, examined, sent)
+                if not follower.waiting:
+                    self._serve_one(stream, peer, follower, out, examiner, examined, sent)
                 if table.pop(peer, None) is not None:  # the next call begins with the others
                     table[peer] = follower
+        self._serve_rest(out)
+
+    def loaded(self, stream: LogId, lo: int, out: list[Any]) -> None:
+        """The piece at `lo` was loaded: continue with the followers that wait for it."""
+        examiner = Examiner(self.cost_max, self.counters)
+        examined: dict[tuple[str, int], list[Batch]] = {}
+        sent: dict[tuple[str, int, int], Message] = {}
+        for peer, follower in list(self.followers.get(stream, {}).items()):
+            if follower.waiting and follower.at == lo:
+                follower.waiting = False
+                self._serve_one(stream, peer, follower, out, examiner, examined, sent)
         self._serve_rest(out)
 
     def writable(self, peer: Peer, out: list[Any]) -> None:
@@ -261,8 +274,13 @@ class FilteredServing:
             budget -= 1
             batches = examined.get((where, at))
             if batches is None:
-                found = service.readable(stream, at)
+                found = service.at_hand(stream, at)
                 end = service.shown_end(stream)
+                if found is None:
+                    follower.waiting = True
+                    serving.load(stream, at, end, out)
+                    is_readable = False
+                    break
                 if not found:
                     is_readable = False  # retention cannot index the rest, so it is not shown
                     break

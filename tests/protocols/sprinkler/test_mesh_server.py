@@ -45,6 +45,7 @@ class Service:
 
     def __init__(self) -> None:
         self.ends = {S: 5}
+        self.cold: set[int] = set()  # positions from which on nothing is at hand
 
     def end_event(self, stream: LogId) -> list[Batch]:
         return []
@@ -55,7 +56,9 @@ class Service:
     def shown_end(self, stream: LogId) -> int:
         return self.ends.get(stream, 0)
 
-    def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
+    def at_hand(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch] | None:
+        if lo in self.cold:
+            return None
         hi = hi or self.ends[stream]
         return [Batch.synthetic(stream, hi - lo, hi - lo).sequenced(lo, 5, 1)]
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from surecast.core.machine import HandlerMachine
 from surecast.core.replicated import RoleChanged
-from surecast.core.streams import Attend, Streams, StreamsMoved, TakenBack
+from surecast.core.streams import DIRECTORY, Attend, PieceLoaded, Streams, StreamsMoved, TakenBack
 from surecast.core.types import (
     Congested,
     LogId,
@@ -27,7 +27,7 @@ from surecast.core.types import (
     Writable,
 )
 from surecast.parts.peer_sampling import View
-from surecast.parts.serving import send_range
+from surecast.parts.serving import Ranges
 from surecast.protocols.sprinkler.config import SprinklerConfig
 from surecast.protocols.sprinkler.messages import (
     MeshEvents,
@@ -72,6 +72,7 @@ class MeshServer(HandlerMachine):
     }
     from_below: ClassVar[dict[type, str]] = {
         StreamsMoved: "_on_moved",
+        PieceLoaded: "_on_piece_loaded",
         TakenBack: "_on_taken_back",
         RoleChanged: "_on_role_changed",
     }
@@ -87,7 +88,6 @@ class MeshServer(HandlerMachine):
         self.name, self.config = config.name, config.mesh
         self.service = service
         self.rng = rng
-        self.messages_max = config.serves_per_step
         self.servers = config.regions[config.region]  # the configured replicas of this region
         self.members: tuple[Peer, ...] = ()  # the replicas that are in the chain now
         self.meshes: dict[LogId, Mesh] = {}
@@ -95,6 +95,13 @@ class MeshServer(HandlerMachine):
         self.up: dict[Peer, bool] = {}  # peers with which there is a session
         self.congested: dict[Peer, bool] = {}  # peers whose session takes no more for now
         self.untold: dict[LogId, bool] = {}  # streams to notify peers of when timer "tell" fires
+        self.ranges = Ranges(
+            service,
+            MeshEvents,
+            config.serves_per_step,
+            lambda peer: peer in self.congested,
+            end_event=service.end_event,
+        )
         self.running = False  # the timers "gossip" and "shuffle" are set
 
     def _end(self, stream: LogId) -> int:
@@ -158,17 +165,10 @@ class MeshServer(HandlerMachine):
             return
         if end and message.lo > 0:
             self._requested(peer, stream, min(message.hi or end, end))
-        for answer in send_range(
-            self.service,
-            MeshEvents,
-            stream,
-            message.lo,
-            message.hi,
-            messages_max=self.messages_max,
-            stops=lambda: peer in self.congested,
-            end_event=self.service.end_event,
-        ):
-            self._send(peer, answer)
+        self.ranges.answer(peer, stream, message.lo, message.hi, self.out)
+
+    def _on_piece_loaded(self, event: PieceLoaded) -> None:
+        self.ranges.loaded(event.stream, event.lo, self.out)
 
     def _requested(self, peer: Peer, stream: LogId, hi: int) -> None:
         """Note that a client has requested positions below `hi`: do not notify it of them."""
@@ -202,6 +202,8 @@ class MeshServer(HandlerMachine):
     def _on_taken_back(self, event: TakenBack) -> None:
         if mesh := self.meshes.get(event.log):
             mesh.shown = 0
+        for stream in list(self.ranges.waiting) if event.log == DIRECTORY else [event.log]:
+            self.ranges.taken_back(stream, self.out)
 
     def _tell(self, stream: LogId, end: int, mesh: Mesh, peers: list[Peer]) -> None:
         notify = MeshNotify(stream, end)
@@ -279,6 +281,7 @@ class MeshServer(HandlerMachine):
     def _on_peer_down(self, inp: PeerDown) -> None:
         peer = inp.peer
         self.congested.pop(peer, None)
+        self.ranges.remove_peer(peer)
         # If the session was never up, the peer cannot be reached. After the end of a session a peer
         # stays in the views.
         gone = not self.up.pop(peer, False)

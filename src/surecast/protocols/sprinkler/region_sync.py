@@ -38,6 +38,7 @@ from surecast.core.streams import (
     Create,
     Handed,
     Limit,
+    PieceLoaded,
     Refuse,
     Resume,
     Settle,
@@ -165,6 +166,7 @@ class RegionSync(HandlerMachine):
         StreamAdded: "_on_added",
         StreamDeleted: "_on_deleted",
         StreamsMoved: "_on_moved",
+        PieceLoaded: "_on_piece_loaded",
         TakenBack: "_on_taken_back",
         Counted: "_on_counted",
         RoleChanged: "_on_role_changed",
@@ -408,6 +410,9 @@ class RegionSync(HandlerMachine):
                 self.forks.grew(stream)
         if self.serving.news:
             self.serving.serve(self.out)
+
+    def _on_piece_loaded(self, event: PieceLoaded) -> None:
+        self.serving.loaded(event.stream, event.lo, self.out)
 
     def _on_taken_back(self, event: TakenBack) -> None:
         """Committed positions were given up: start again from the truncated log."""

@@ -14,6 +14,7 @@ Files
     messages.py         messages between clients and servers of a region
     service.py          the layer: directory, publishing, retention, readers
     stream.py           the state of one stream at a replica
+    cold_reads.py       pieces of streams that are read from the disk beside other work
     directory.py        the list of all streams, which is a log of the chain
     compaction_plan.py  which parts of a log are worth rewriting
     cursors.py          named subscriptions: a layer over the service

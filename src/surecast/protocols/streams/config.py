@@ -11,6 +11,8 @@ __all__ = ["InquirerConfig", "PublisherConfig", "StreamsConfig", "SubscriberConf
 _ABOVE_ZERO = (
     "settle_ns",
     "serve_bytes_max",
+    "cold_reads_max",
+    "cold_bytes_max",
     "serves_per_step",
     "coalesce_rows_max",
     "compact_ns",
@@ -48,6 +50,9 @@ class StreamsConfig:
     # without those that have become void (obsolete).
     settle_ns: int = 100 * MS
     serve_bytes_max: int = 256 << 10  # bytes of one message to a reader
+    # What is no longer in memory is read from the disk beside other work.
+    cold_reads_max: int = 16  # such reads under way at a time
+    cold_bytes_max: int = 16 << 20  # bytes of what they have read or will read, until it is sent
     serves_per_step: int = 8  # messages per step to one reader, so that it does not delay others
     # Most events of a batch that is made by joining the remaining events of several batches.
     coalesce_rows_max: int = 4096

@@ -86,7 +86,9 @@ from surecast.core.streams import (
     Forget,
     Handed,
     Limit,
+    Load,
     LogMoved,
+    PieceLoaded,
     Refuse,
     Resume,
     Settle,
@@ -103,16 +105,17 @@ from surecast.core.types import (
     SECOND,
     TYPED_BODIES,
     AtEndOfPass,
+    ColdBelow,
     Congested,
     Disk,
     Emit,
     EndOfPass,
+    Loaded,
     LogId,
     PassDown,
     Peer,
     PeerDown,
     PeerUp,
-    Send,
     SetTimer,
     Start,
     TimerFired,
@@ -120,7 +123,8 @@ from surecast.core.types import (
 )
 from surecast.errors import PeerError, StorageError, UsageError
 from surecast.parts.filtered_serving import BatchFilter, Examiner, FilteredServing, joined
-from surecast.parts.serving import SERVE, MakeRange, Serving, send_range
+from surecast.parts.serving import SERVE, MakeRange, Ranges, Serving
+from surecast.protocols.streams.cold_reads import ColdReads
 from surecast.protocols.streams.compaction_plan import Pieces
 from surecast.protocols.streams.config import StreamsConfig
 from surecast.protocols.streams.directory import Directory, info_batch
@@ -203,6 +207,9 @@ class StreamService(HandlerMachine):
         PeerDown: "_on_peer_down",
         Congested: "_on_congested",
         Writable: "_on_writable",
+        ColdBelow: "_on_cold_below",
+        Loaded: "_on_loaded",
+        Load: "_on_load",
         Drain: "_on_drain",
         ForceNewStream: "_on_force_new_stream",
         Adopt: "_on_adopt",
@@ -300,12 +307,22 @@ class StreamService(HandlerMachine):
         self.hole_at = {log: holes[0][0] for log in disk.logs() if (holes := disk.holes(log))}
         # (log, lo, hi) of entries of the region's own logs that no node has any more, for an alarm.
         self.entries_lost: list[tuple[LogId, int, int]] = []
-        self.serving = Serving(self, Events, config.serves_per_step, self.end_event)
+        self.cold = ColdReads(config.cold_reads_max, config.cold_bytes_max, config.serve_bytes_max)
+        self.serving = Serving(self, Events, config.serves_per_step, self.end_event, self._load)
         self.filtered = FilteredServing(
             self.serving, Events, FilterRefused, self._bind, filter_number, self.counters,
             cost_max=config.filter_cost_max, chars_max=config.filter_chars_max,
         )  # fmt: skip
         self.telling = False  # whether the timer "tell" is set
+        self.ranges = Ranges(
+            self,
+            RangeEvents,
+            config.serves_per_step,
+            lambda peer: peer in self.serving.congested,
+            make_lost=RangeLost,
+            end_event=self.end_event,
+            load=self._load,
+        )
 
     def _kept(self, log: LogId) -> Stream:
         """The state of a log that is kept for a layer above, with nothing committed yet."""
@@ -440,6 +457,22 @@ class StreamService(HandlerMachine):
             self.pieces_read[stream, lo, hi] = batches
         return batches
 
+    def at_hand(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch] | None:
+        cold = self.cold
+        if not cold.below or not cold.is_cold(stream, lo):
+            return self.readable(stream, lo, hi)
+        state = self.streams[stream]
+        if 1 < state.recent <= lo < state.committed:
+            # Just published: if it has left the memory, it is still in the system's cache.
+            return self.readable(stream, lo, hi)
+        self.feed(state)
+        end = state.committed if lo < state.committed else self.readable_end(stream)
+        hi = min(hi or end, end)
+        if lo >= hi:
+            return []
+        raw = cold.find(stream, lo, hi)
+        return None if raw is None else state.shown(raw, lo, self.config.coalesce_rows_max)
+
     def voids(self, stream: LogId, lo: int, hi: int, count_max: int) -> tuple[list[Batch], int]:
         state = self.streams[stream]
         self.feed(state)
@@ -511,6 +544,7 @@ class StreamService(HandlerMachine):
             for stream in self.streams.values():
                 self.feed(stream)
                 stream.recent = stream.committed
+            self.cold.drop_unused()
             if self.untold:
                 self._tell_deleted()
         elif inp.key == "compact":
@@ -575,6 +609,8 @@ class StreamService(HandlerMachine):
                 self.filtered.remove_stream(stream_id)
             self.streams.clear()
             self.forfeited.clear()
+            for stream_id in list(self.ranges.waiting):
+                self.ranges.taken_back(stream_id, self.out)
             self._pass_up(TakenBack(log, event.end))
         elif log in self.kept:
             self.kept[log] = self._kept(log)
@@ -589,6 +625,8 @@ class StreamService(HandlerMachine):
             stream.committed = stream.recent = event.end
             self.serving.remove_stream(log)
             self.filtered.remove_stream(log)
+            self.cold.truncated(log, event.end)
+            self.ranges.taken_back(log, self.out)
             self._tell(stream.info, TakenBack(log, event.end))
 
     def _on_mended(self, event: Mended) -> None:
@@ -1162,34 +1200,23 @@ class StreamService(HandlerMachine):
         if not self.may_read(peer, message.stream):
             self.counters["streams.reader-too-old"] += 1
             return
-        make: MakeRange = RangeEvents
-        examiner = passing = None
-        if message.where and message.stream in self.streams:
-            number = filter_number(message.where)
-            try:
-                chosen = self._bind(message.stream, message.where)
-            except UsageError as problem:
-                self.counters["streams.filter-refused"] += 1
-                self._send(peer, FilterRefused(message.stream, number, str(problem)))
-                return
-            examiner = Examiner(self.config.filter_cost_max, self.counters)
-            passing = partial(self._passing, examiner, chosen)
-            make = partial(RangeEvents, filter=number)
-        answers = send_range(
-            self,
-            make,
-            message.stream,
-            message.lo,
-            message.hi,
-            messages_max=self.config.serves_per_step,
-            stops=lambda: (
-                peer in self.serving.congested or (examiner is not None and examiner.left <= 0)
-            ),
-            make_lost=RangeLost,
-            end_event=self.end_event,
-            passing=passing,
-        )
-        self.out += [Send(peer, answer) for answer in answers]
+        stream, lo, hi = message.stream, message.lo, message.hi
+        if not message.where or stream not in self.streams:
+            self.ranges.answer(peer, stream, lo, hi, self.out)
+            return
+        number = filter_number(message.where)
+        try:
+            chosen = self._bind(stream, message.where)
+        except UsageError as problem:
+            self.counters["streams.filter-refused"] += 1
+            self._send(peer, FilterRefused(stream, number, str(problem)))
+            return
+        examiner = Examiner(self.config.filter_cost_max, self.counters)
+        make: MakeRange = partial(RangeEvents, filter=number)
+        self.ranges.answer(
+            peer, stream, lo, hi, self.out, number=number, make=make,
+            passing=partial(self._passing, examiner, chosen), is_spent=lambda: examiner.left <= 0,
+        )  # fmt: skip
 
     def _passing(
         self, examiner: Examiner, chosen: BatchFilter, batches: Sequence[Batch]
@@ -1246,6 +1273,7 @@ class StreamService(HandlerMachine):
         self.serving.remove_peer(peer)
         if self.filtered.count:
             self.filtered.remove_peer(peer)
+        self.ranges.remove_peer(peer)
         for name in [name for name, creators in self.asked.items() if peer in creators]:
             del self.asked[name][peer]
             if not self.asked[name] and name not in self.making:
@@ -1258,6 +1286,39 @@ class StreamService(HandlerMachine):
         self.serving.writable(inp.peer, self.out)
         if self.filtered.count:
             self.filtered.writable(inp.peer, self.out)
+
+    # ------------------------------------------------------------ cold reads
+
+    def _on_cold_below(self, inp: ColdBelow) -> None:
+        self.cold.cooled(inp.ends)
+
+    def _load(self, stream: LogId, lo: int, hi: int, out: list[Any]) -> None:
+        self.cold.want(stream, lo, hi)
+        out += self.cold.begin()
+
+    def _on_load(self, inp: Load) -> None:
+        self._load(inp.stream, inp.lo, inp.hi, self.out)
+
+    def _on_loaded(self, inp: Loaded) -> None:
+        """Serve the readers that wait for the piece, also those of layers above."""
+        self.counters["streams.cold-reads"] += 1
+        piece = self.cold.loaded(inp)
+        if piece is None:
+            self.counters["streams.cold-reads-dropped"] += 1
+        if piece is not None:
+            stream, lo = piece
+            problem = inp.problem
+            if not inp.batches and not problem:
+                problem = f"the log does not hold position {lo}"
+            if problem and (state := self.streams.get(stream)):
+                self.damaged(state, StorageError(problem), min(lo, state.committed))
+            self.serving.loaded(stream, lo, self.out)
+            if self.filtered.count:
+                self.filtered.loaded(stream, lo, self.out)
+                self._tell_later()
+            self.ranges.loaded(stream, lo, self.out)
+            self.out.append(Emit(PieceLoaded(stream, lo)))
+        self.out += self.cold.begin()
 
     # ------------------------------------------------------------ retention
 

@@ -142,13 +142,17 @@ class Stream:
         return min(seq, self.index.end)
 
     def serve(self, disk: Disk, lo: int, hi: int, nbytes_max: int, rows_max: int) -> list[Batch]:
-        """[lo, hi) as it is sent to readers: live events, and ranges of void positions (R9). May
-        return only a first part of it (`nbytes_max`).
+        """[lo, hi) as it is sent to readers (`shown`). May return only a first part of it
+        (`nbytes_max`)."""
+        return self.shown(disk.read(self.stream_id, lo, hi, nbytes_max), lo, rows_max)
+
+    def shown(self, raw: list[Batch], lo: int, rows_max: int) -> list[Batch]:
+        """Batches of the log from `lo` on as they are sent to readers: live events, and ranges of
+        void positions (R9).
 
         Recent batches are sent unchanged, with the bytes that were published: removing the few
         events that are already void would cost more than it saves.
         """
-        raw = disk.read(self.stream_id, lo, hi, nbytes_max)
         if lo >= self.recent or not any(self.index.voids.values()):
             return raw
         assert not raw or raw[-1].hi <= self.index.end, "served to a late reader before indexed"
