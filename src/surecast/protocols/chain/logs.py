@@ -64,4 +64,6 @@ class Follower:
     # Whether the follower has confirmed that it has stored the publishers' state.
     publishers_kept: dict[LogId, bool] = field(default_factory=dict)
     committed: dict[LogId, int] = field(default_factory=dict)  # as last sent to a learner
+    # The token of the Read whose batches are sent next; None: there is none.
+    reading: tuple[str, LogId, int, int] | None = None
     heard_ns: int = 0  # when a learner was last heard; used only for learners

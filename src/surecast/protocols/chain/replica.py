@@ -61,15 +61,18 @@ from surecast.core.types import (
     Append,
     AtEndOfPass,
     Batch,
+    ColdBelow,
     Compact,
     Compacted,
     Congested,
     Emit,
     EndOfPass,
+    Loaded,
     LogId,
     Peer,
     PeerDown,
     PeerUp,
+    Read,
     SaveState,
     SetTimer,
     Start,
@@ -78,6 +81,7 @@ from surecast.core.types import (
     TimerFired,
     Writable,
 )
+from surecast.errors import StorageError
 from surecast.protocols.chain.dedup import DUPLICATE, EXPIRED, MISMATCH, OUT_OF_ORDER
 from surecast.protocols.chain.logs import Follower, LogState, Pending
 from surecast.protocols.chain.messages import (
@@ -136,6 +140,8 @@ class Replica(Roles):
         Stored: "_on_stored",
         StoreFailed: "_on_store_failed",
         Compacted: "_on_compacted",
+        ColdBelow: "_on_cold_below",
+        Loaded: "_on_loaded",
         TimerFired: "_on_timer",
         EndOfPass: "_on_end_of_pass",
         PeerUp: "_on_peer_up",
@@ -396,6 +402,44 @@ class Replica(Roles):
         if more:
             self.out.append(AtEndOfPass("pump"))
 
+    def _forward(self, follower: Follower, log: LogId, batches: tuple[Batch, ...]) -> None:
+        """Send batches of our disk to a follower."""
+        committed = self.logs[log].committed
+        self._send(follower.peer, Forward(self.epoch, log, batches, committed))
+        follower.sent[log] = batches[-1].hi
+        if any(b.rows != b.count or (b.kind == DATA and not b.pub_no) for b in batches):
+            # Compacted: the follower cannot compute the publishers' state from these batches, so
+            # the state must be sent again after them.
+            follower.publishers_sent.pop(log, None)
+            follower.publishers_kept.pop(log, None)
+
+    # ------------------------------------------------------------ cold reads
+
+    def _on_cold_below(self, inp: ColdBelow) -> None:
+        self.cold.update(inp.ends)
+
+    def _read_for(self, follower: Follower, log: LogId, lo: int, hi: int) -> None:
+        """Read what a follower lacks without delaying this replica; one read at a time."""
+        if follower.reading is None:
+            self.cold_reads += 1
+            follower.reading = ("pump", log, lo, self.cold_reads)
+            nbytes_max = self.config.forward_bytes_max
+            self.out.append(Read(log, lo, hi, nbytes_max, follower.reading))
+
+    def _on_loaded(self, inp: Loaded) -> None:
+        _, log, lo, _ = inp.token
+        for follower in (self.follower, self.learner):
+            if follower is None or follower.reading != inp.token:
+                continue  # the follower is another one, or the log was truncated
+            follower.reading = None
+            if inp.problem:
+                raise StorageError(inp.problem)
+            self.counters["chain.cold-reads"] += 1
+            if follower.sent.get(log, 1) == lo:
+                assert inp.batches, f"log {log.hex()[:8]} does not hold position {lo}"
+                self._forward(follower, log, inp.batches)
+            self._pump()
+
     def _pump_follower(self, follower: Follower) -> bool:
         """Send one follower the next batches that it lacks, then the publishers' states and the
         TailToken. Returns whether more batches are left to send."""
@@ -404,16 +448,13 @@ class Replica(Roles):
             # The end of what was sent, and of what can be sent.
             sent, whole = follower.sent.get(log, 1), self._whole(log)
             while sent < whole and budget:
+                if sent < self.cold.get(log, 1):
+                    self._read_for(follower, log, sent, whole)
+                    return False  # the rest follows after Loaded
                 budget -= 1
                 batches = tuple(self.disk.read(log, sent, whole, self.config.forward_bytes_max))
-                self._send(follower.peer, Forward(self.epoch, log, batches, state.committed))
+                self._forward(follower, log, batches)
                 sent = batches[-1].hi
-                if any(b.rows != b.count or (b.kind == DATA and not b.pub_no) for b in batches):
-                    # Compacted: the follower cannot compute the publishers' state from these
-                    # batches, so the state must be sent again after them.
-                    follower.publishers_sent.pop(log, None)
-                    follower.publishers_kept.pop(log, None)
-            follower.sent[log] = sent
             if sent < whole:
                 return True
             if sent < state.stored:

@@ -36,6 +36,7 @@ from surecast.core.replicated import Counted, Mended, Refused, RoleChanged, Trun
 from surecast.core.states import StateTable, input_name
 from surecast.core.types import (
     DAMAGE,
+    AtEndOfPass,
     Batch,
     Disk,
     Emit,
@@ -114,6 +115,8 @@ class Roles(HandlerMachine):
         # The identity of our disk, and the serial number of this start, are stored on it.
         self.founded = False
         self.active = False  # true once a configuration was adopted since this start
+        self.cold: dict[LogId, int] = {}  # log → end of the positions that left the memory
+        self.cold_reads = 0  # so far
         self.follower: Follower | None = None  # the successor, once its Sync has arrived
         # At the last member: the learner that it is bringing up to date, and its last Sync.
         self.learner: Follower | None = None
@@ -517,6 +520,12 @@ class Roles(HandlerMachine):
         if log in self.holes:
             left = [(lo, min(hi, state.end)) for lo, hi in self.holes[log] if lo < state.end]
             self._set_holes(log, left)
+        if self.cold.get(log, 1) > state.end:
+            self.cold[log] = state.end
+        for follower in (self.follower, self.learner):
+            if follower and follower.reading and follower.reading[1] == log:
+                follower.reading = None  # the batches may be of another history
+                self.out.append(AtEndOfPass("pump"))
         self.out.append(Truncate(log, state.committed))
         self.out.append(Emit(Truncated(log, state.committed)))
 
