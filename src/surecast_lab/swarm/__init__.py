@@ -21,6 +21,7 @@ Files
     sprinkler_deletion.py  the scenario of Sprinkler with streams that are deleted and created again
     sprinkler_typed.py  the scenario of Sprinkler with schemas that are changed
     sprinkler_filters.py  the scenario of Sprinkler with readers whose filters change
+    sprinkler_cold.py  the scenario of Sprinkler with logs that must be read from the disk first
     cluster.py    simulated regions of replicas, with records of what clients did and received
     mesh_clients.py  mesh clients that join and leave; checks of their internal state
     query_clients.py  clients that send queries: named subscriptions, patterns, times
