@@ -136,7 +136,7 @@ class Serving:
         news, self.news = self.news, {}
         for stream in news:
             sent: dict[int, Message] = {}
-            waiting = self.waiting.get(stream, {})
+            waiting = self.waiting.get(stream, ())
             for peer in self.followers.get(stream, {}):
                 if peer not in waiting:
                     self._serve_one(stream, peer, out, sent)

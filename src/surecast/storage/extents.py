@@ -154,8 +154,8 @@ class Extent:
         out: list[Batch] = []
         nbytes = 0
         while first < last and nbytes <= nbytes_max:
-            # Enough frames to exceed the bound; at least one. The first batch may be cut, so that
-            # further frames are needed: then once more.
+            # All frames that begin within the bound. If the first batch is cut, these are too few:
+            # then the loop continues.
             at = int(offsets[first])
             wanted = at + nbytes_max - nbytes
             upto = min(int(np.searchsorted(offsets, wanted, "right")), last)
@@ -170,8 +170,6 @@ class Extent:
                         batch = batch.slice(lo, hi)
                     out.append(batch)
                     nbytes += batch.nbytes
-                    if nbytes > nbytes_max:
-                        return out
                 if start + _SLICE_BATCHES < upto:
                     between_slices()
             first = upto

@@ -249,10 +249,14 @@ def test_positions_behind_a_lost_range_are_read_cold_too() -> None:
     bench.disk.damage(STREAM, 8, 12, "a flipped bit")
     bench.service._look_for_holes(STREAM)
     bench.service._advance(bench.service.streams[STREAM])
+    bench.timer("streams", "settle")
     bench.give(Command("streams", Forfeit(STREAM, 8, 12, "why")))
     effects = bench.give(Received("r", ReadRange(STREAM, 6, 17)))
+    wanted = []
     while bench.reads:
+        wanted += bench.wanted()
         effects += bench.answer()
+    assert wanted == [(STREAM, 6), (STREAM, 12)]
     assert [(m.lo, m.hi) for _, m in sent(effects, RangeLost)] == [(8, 12)]
     assert spans(effects, RangeEvents) == [("r", 6, 8), ("r", 12, 17)]
 

@@ -435,9 +435,9 @@ class Replica(Roles):
             if inp.problem:
                 raise StorageError(inp.problem)
             self.counters["chain.cold-reads"] += 1
-            if follower.sent.get(log, 1) == lo:
-                assert inp.batches, f"log {log.hex()[:8]} does not hold position {lo}"
-                self._forward(follower, log, inp.batches)
+            assert inp.batches, f"log {log.hex()[:8]} does not hold position {lo}"
+            assert follower.sent.get(log, 1) == lo, "something else was sent meanwhile"
+            self._forward(follower, log, inp.batches)
             self._pump()
 
     def _pump_follower(self, follower: Follower) -> bool:
