@@ -12,6 +12,8 @@ from surecast.core.streams import (
     Create,
     Forget,
     Handed,
+    Load,
+    PieceLoaded,
     Refuse,
     Settle,
     StreamAdded,
@@ -60,6 +62,7 @@ class Log:
     def __init__(self) -> None:
         self.batches: list[Batch] = []
         self.lost: tuple[int, int] = (0, 0)
+        self.cold: set[int] = set()  # positions that must be loaded first
         self.streams: Mapping[bytes, Any] = {}
 
     def shown_end(self, _stream: bytes) -> int:
@@ -76,6 +79,9 @@ class Log:
             hi = min(hi, self.lost[0])
         found = [one for one in self.batches if one.lo < hi and one.hi > lo]
         return [found[0].slice(lo, hi)] if found else []
+
+    def at_hand(self, stream: bytes, lo: int, hi: int = 0) -> list[Batch] | None:
+        return None if lo in self.cold else self.readable(stream, lo, hi)
 
     def is_listed(self, _stream: bytes) -> bool:
         return False
@@ -195,6 +201,20 @@ def test_one_answer_to_a_read_has_a_limited_size() -> None:
     made.get("s", Fetch(4, STREAM, 1, 6, X))
     (told,) = made.sent(Fetched, "s")
     assert (told.token, told.lo, told.hi) == (4, 1, 3)
+
+
+def test_a_read_of_old_positions_waits_for_the_disk_alone() -> None:
+    made = Owner()
+    made.append([b"x"])
+    made.append([b"x"])
+    made.log.cold = {1}
+    made.get("s", Fetch(7, STREAM, 1, 3, X))
+    made.get("s", Fetch(8, STREAM, 2, 3, X))
+    assert [(one.lo, one.hi) for one in made.commands(Load)] == [(1, 3)]
+    assert [one.token for one in made.sent(Fetched, "s")] == [8], "the other one is not held up"
+    made.log.cold = set()
+    made.below(PieceLoaded(STREAM, 1))
+    assert [(one.token, one.lo, one.hi) for one in made.sent(Fetched, "s")][1:] == [(7, 1, 3)]
 
 
 def test_many_reads_are_answered_in_turn_and_not_to_those_that_take_no_more() -> None:

@@ -27,6 +27,8 @@ from surecast.core.streams import (
     Describe,
     Forget,
     Handed,
+    Load,
+    PieceLoaded,
     Refuse,
     Resume,
     Settle,
@@ -75,6 +77,7 @@ class Pubend(Broker):
         StreamAdded: "_on_added",
         StreamDeleted: "_on_deleted",
         StreamsMoved: "_on_moved",
+        PieceLoaded: "_on_piece_loaded",
         TakenBack: "_on_taken_back",
         RoleChanged: "_on_role_changed",
         Handed: "_on_handed",
@@ -91,6 +94,7 @@ class Pubend(Broker):
         self.service = service
         self.is_head, self.is_clean = False, True
         self.fetching: list[tuple[Peer, Fetch]] = []  # reads to answer, in order of arrival
+        self.loading: list[tuple[Peer, Fetch]] = []  # reads that wait for the disk (Load)
         self.attends = False
         self.region_of = {  # servers of other regions
             server: region
@@ -305,7 +309,7 @@ class Pubend(Broker):
         if line is None or not self.is_owner(line):
             super()._on_fetch(peer, message)
             return
-        if len(self.fetching) >= self.config.fetches_max or message.lo < 1:
+        if len(self.fetching) + len(self.loading) >= self.config.fetches_max or message.lo < 1:
             self.counters["gryphon.fetch-ignored"] += 1
             return
         if not self.fetching:
@@ -324,13 +328,29 @@ class Pubend(Broker):
                 self.fetching.append((peer, message))
                 continue
             answer = self._answer_fetch(message)
-            if peer == self.config.name:
+            if answer is None:
+                self.loading.append((peer, message))
+            elif peer == self.config.name:
                 self.subscriptions.fetched(peer, answer)
             else:
                 self._send(peer, answer)
 
-    def _answer_fetch(self, message: Fetch) -> Fetched:
-        """Read until there is enough to send, or for a limited time."""
+    def _on_piece_loaded(self, event: PieceLoaded) -> None:
+        """Answer the reads that have waited for this piece."""
+        ready = [
+            (peer, message)
+            for peer, message in self.loading
+            if (message.stream, message.lo) == (event.stream, event.lo)
+        ]
+        if ready:
+            self.loading = [one for one in self.loading if one not in ready]
+            if not self.fetching:
+                self.out.append(AtEndOfPass("fetch"))
+            self.fetching += ready
+
+    def _answer_fetch(self, message: Fetch) -> Fetched | None:
+        """Read until there is enough to send, or for a limited time. None: the first positions must
+        be loaded from the disk first."""
         from surecast.where.batches import batch_filter
 
         stream, at = message.stream, message.lo
@@ -350,7 +370,10 @@ class Pubend(Broker):
                 if at > message.lo:
                     break
                 return Fetched(message.token, at, min(lost[0], hi), (), lost[1] or "lost")
-            batches = self.service.readable(stream, at, hi)
+            batches = self.service.at_hand(stream, at, hi)
+            if batches is None and at == message.lo:
+                self.command(Load(stream, at, hi))
+                return None
             if not batches:
                 break
             at = batches[-1].hi
