@@ -89,6 +89,7 @@ class MadeDelivery:
     ordered: bool = True
     needs: frozenset[str] = frozenset({"region"})
     verbs: frozenset[str] = VERBS
+    keeps_copies: bool = True
     acks: tuple[str, ...] = ("local",)
     refuses: str = ""  # what `check` raises
     make_publisher: Callable[[], Layer | None] = lambda: None
