@@ -141,6 +141,9 @@ async def _subscribe(
                 if name is not None:
                     await page.acknowledge_last(subscription)
                 await subscription.close()
+                if where is not None:
+                    counts = f"{subscription.matched:,} events have passed the filter"
+                    print(f"{counts}, {subscription.filtered:,} have not", file=sys.stderr)
         for task in tasks:
             if task.done() and not task.cancelled():
                 task.result()  # raises the error that ended it, if any

@@ -73,7 +73,8 @@ class Subscription:
     def __repr__(self) -> str:
         spec = self._task.spec
         named = "" if spec.name is None else f" name={spec.name!r}"
-        return f"<Subscription {spec.pattern!r}{named}>"
+        where = f" where={self._task.where!r}" if self._task.where else ""
+        return f"<Subscription {spec.pattern!r}{named}{where}>"
 
     # ------------------------------------------------------------ reading
 

@@ -301,9 +301,14 @@ class SubscriptionBuffer:
             timer = self._loop.call_at(deadline.at, _expire, waiter)
         try:
             if await waiter and deadline is not None:
+                filtered = ""
+                if self.filtered:
+                    counts = f"{self.matched:,} have passed, {self.filtered:,} have not"
+                    filtered = f" that passes the filter ({counts})"
                 raise timed_out(
                     deadline.seconds,
-                    f"the next event of {self.label!r}; the subscription can be read further",
+                    f"the next event of {self.label!r}{filtered}; the subscription can be read "
+                    "further",
                 )
         finally:
             self._waiter = None

@@ -77,7 +77,11 @@ def _time_text(ns: int) -> str:
 def tests_of(bound: Bound, columns: Columns) -> Iterator[tuple[str, bool]]:
     """Each test of a filter, with its result for the one event in `columns`."""
     if isinstance(bound, BoundTest):
-        yield _test_text(bound), bool(passes(bound, columns, 1)[0])
+        text = _test_text(bound)
+        array = columns.get(bound.column.name)
+        if bound.op is not Op.EXISTS and (array is None or array.null_count):
+            text += f" ({bound.column.name} has no value)"
+        yield text, bool(passes(bound, columns, 1)[0])
         return
     for part in bound.parts:
         yield from tests_of(part, columns)

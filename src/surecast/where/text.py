@@ -109,6 +109,8 @@ def parse(text: str) -> Node:
         raise FilterError(
             f"the filter has {len(text):,} characters; at most {TEXT_MAX:,}", TEXT_MAX
         )
+    if not text.strip():
+        raise FilterError("the filter is empty", 0)
     parser = _Parser(_tokens(text))
     node = parser.any_of(1)
     parser.expect_end()

@@ -263,7 +263,9 @@ def test_status_and_metrics_show_what_is_below_and_alarms_a_few_streams_by_name(
     made.get("c", Join(STREAM, 1, 0, X))
     layers = {"gryphon": made.pubend}
     status = GryphonObserver().status(layers)
-    assert (status["streams"], status["subscriptions"], status["brokers_below"]) == (1, 1, 1)
+    assert (status["streams"], status["subscribers"], status["brokers_below"]) == (1, 1, 1)
+    reserved = {"chain", "regions", "subscriptions", "subscriptions_total"}
+    assert not reserved.intersection(status), "the server reads these in its own way"
     shown = GryphonObserver().stream(layers, STREAM)
     assert (shown["subscribers"], shown["brokers"]) == (1, ["s"])
     metrics = {one.name: one.value for one in GryphonObserver().metrics(layers)}

@@ -40,7 +40,7 @@ class GryphonObserver:
             return {}
         return {
             "streams": len(broker.infos),
-            "subscriptions": broker.subscriptions.count,
+            "subscribers": broker.subscriptions.count,
             "brokers_below": len({peer for line in broker.lines.values() for peer in line.below}),
             "nacks": broker.counters["gryphon.nacks"],
             "nacks_sent": broker.counters["gryphon.nacks-sent"],
