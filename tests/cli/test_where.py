@@ -52,10 +52,10 @@ def test_events_are_explained_test_by_test() -> None:
         "  false  day == '2026-11-20'",
         "  true   raw == b'x'",
         "event 2 does not pass",
-        "  false  sym == 'IBM'",
-        "  false  qty >= 101",
-        "  false  day == '2026-11-20'",
-        "  false  raw == b'x'",
+        "  false  sym == 'IBM' (sym has no value)",
+        "  false  qty >= 101 (qty has no value)",
+        "  false  day == '2026-11-20' (day has no value)",
+        "  false  raw == b'x' (raw has no value)",
     ]
     lines = where("explain", filter_, *events, "--json").stdout.splitlines()
     assert [json.loads(line)["passes"] for line in lines] == [True, False]

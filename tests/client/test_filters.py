@@ -167,7 +167,7 @@ def test_a_filter_that_is_not_valid_is_refused_with_column_and_position() -> Non
                 ("sim == 'IBM'", r"no column 'sim'.*did you mean 'sym'.*at character 1 of"),
                 ("qty > 1 and sym > 5", r"sym is a string.*at character 13"),
                 ("qty >", "the end of the filter"),
-                ("", "the end of the filter"),
+                ("", "the filter is empty"),
                 ("x" * (TEXT_MAX + 1), "at most 16,384"),
                 ("key == '\ud800'", "character"),
             ):

@@ -62,7 +62,7 @@ def test_the_tree_of_a_filter() -> None:
 
 
 REFUSED: dict[str, tuple[int, str]] = {  # text → characters before the mistake, a part of the error
-    "": (0, "the end of the filter where a column should be"),
+    "": (0, "the filter is empty"),
     "a": (1, "a bool column is tested with a == true"),
     "a = 1": (2, "to compare, write =="),
     "a <> 1": (2, "write !="),
