@@ -188,6 +188,7 @@ def test_a_request_has_a_limited_number_of_ranges_and_positions() -> None:
     for n in range(CURIOUS_MAX):
         made.get("s", Nack(STREAM, tuple((5_000 + 10 * n + i, 5_001 + 10 * n + i) for i in (0, 2))))
     assert len(line.curious) <= CURIOUS_MAX
+    assert line.below["s"].wants.runs <= CURIOUS_MAX + RANGES_MAX
 
 
 def test_old_events_are_dropped_to_limit_the_memory_and_requested_again() -> None:

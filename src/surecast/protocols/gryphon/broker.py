@@ -580,6 +580,8 @@ class Broker(HandlerMachine):
             if 0 < lo < hi:
                 left -= hi - lo
                 unknown += self._send_known(line, below, lo, hi)
+        if below.wants.runs > CURIOUS_MAX:
+            below.wants.clear()  # it requests again what it still misses
         for lo, hi in unknown:
             below.wants.add(lo, hi)
         self.request(line, unknown)
