@@ -167,3 +167,14 @@ def test_a_read_for_a_follower_that_is_gone_is_ignored() -> None:
     assert Send not in map(type, harness.sent)
     assert OTHER not in harness.replica.cold
     assert founded().replica.cold == {}
+
+
+def test_a_lower_end_of_the_cold_positions_does_not_make_them_hot() -> None:
+    """After a compaction a store reports the end of what it has moved, which may be lower."""
+    harness = Cold()
+    harness.sync()
+    harness.give(ColdBelow(((LOG, 2),)))
+    harness.replica._pump()
+    assert harness.forwarded() == []
+    harness.answer()
+    assert harness.forwarded() == [(1, 4)]

@@ -46,7 +46,8 @@ class ColdReads:
         self.count = 0  # reads so far
 
     def cooled(self, ends: Sequence[tuple[LogId, int]]) -> None:
-        self.below.update(ends)
+        for log, end in ends:  # a compaction may report a lower end than the last move
+            self.below[log] = max(end, self.below.get(log, 1))
 
     def is_cold(self, stream: LogId, lo: int) -> bool:
         return lo < self.below.get(stream, 1)
