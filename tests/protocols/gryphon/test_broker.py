@@ -4,7 +4,9 @@ import pytest
 
 from surecast.columns.batch import FILTERED
 from surecast.core.types import MS, SECOND, Congested, Writable
+from surecast.core.wire import SEQ_END_MAX, Codec
 from surecast.errors import ConfigError
+from surecast.protocols.gryphon import broker as module
 from surecast.protocols.gryphon.broker import CURIOUS_MAX, RANGES_MAX
 from surecast.protocols.gryphon.config import LINKS_MAX, SUBSCRIPTIONS_MAX, GryphonConfig, paper
 from surecast.protocols.gryphon.messages import (
@@ -21,6 +23,7 @@ from surecast.protocols.gryphon.messages import (
     Reach,
     StreamsAre,
 )
+from surecast.registry import message_types
 from tests.protocols.gryphon.made import (
     INFO,
     STREAM,
@@ -391,3 +394,59 @@ def test_the_settings_of_the_paper() -> None:
     made = paper(GryphonConfig("b"))
     assert (made.gap_ns, made.repeat_ns, made.expected_ns) == (200 * MS, 600 * MS, 10 * SECOND)
     assert not made.resume
+
+
+# ---------------------------------------------------------------- found by a hostile tester
+
+
+def test_positions_that_no_stream_has_stop_no_broker() -> None:
+    made = Driven()
+    made.connect(end=50, s=table("s", X))
+    assert module.SEQ_END_MAX == SEQ_END_MAX
+    for lo in (1 << 63, SEQ_END_MAX, 51):
+        made.get("s", Nack(STREAM, ((lo + 1, lo + 3),)))
+    made.get("t", Attach(STREAM, 1 << 63, ()))
+    made.get("p", Knowledge(STREAM, True, 1, 1, 1 << 63, (), None))
+    made.get("p", AckExpected(STREAM, 1 << 63))
+    assert made.sent(Nack) == []
+    assert made.broker.lines[STREAM].top == 50
+
+
+def test_a_broker_below_that_claims_to_be_far_ahead_is_sent_what_is_new() -> None:
+    made = Driven()
+    made.connect(end=50, at=10**15, s=table("s", ""))
+    made.learn(50, 52, batch(50, [b"x"] * 2))
+    assert [(told.lo, told.hi) for told in made.sent(Knowledge, "s")] == [(50, 52)]
+
+
+def test_tables_of_strangers_and_of_the_broker_itself_are_not_installed() -> None:
+    made = Driven()
+    made.connect(s=table("s", X))
+    never = table("b", "key == 'never'", version=10**6)
+    made.get("s", Filters(STREAM, (never, table("stranger", X))))
+    assert list(made.broker.lines[STREAM].below["s"].tables) == ["s"]
+
+
+def test_many_tables_are_told_in_several_messages() -> None:
+    made = Driven()
+    long = "key == '" + "v" * 1_000 + "'"
+    made.connect(s=table("s", *(f"{long} or key == '{n}'" for n in range(150))))
+    below = made.broker.lines[STREAM].below["s"]
+    for name in ("b2", "t"):
+        below.tables[name] = below.tables["s"]
+    made.up("p2")
+    made.down(made.broker.lines[STREAM].source)
+    tables = [one.tables for one in made.sent(Attach)[-1:]] + [
+        one.tables for one in made.sent(Filters)
+    ]
+    assert sum(map(len, tables)) == 3
+    codec = Codec(message_types())
+    assert all(codec.encode(Filters(STREAM, one)) for one in tables)
+
+
+def test_two_mates_that_choose_each_other_do_not_wait() -> None:
+    made = Driven()
+    made.connect(s=table("s", X))
+    source = made.broker.lines[STREAM].source
+    made.get(source, Attach(STREAM, 0, ()))
+    assert made.sent(Detach, source) == [Detach(STREAM)]

@@ -7,6 +7,7 @@ from typing import Any
 from surecast.columns.batch import Batch
 from surecast.core.replicated import RoleChanged
 from surecast.core.streams import (
+    DIRECTORY,
     Adopt,
     Await,
     Create,
@@ -29,6 +30,7 @@ from surecast.core.types import (
     Received,
     Send,
     TimerFired,
+    Writable,
 )
 from surecast.protocols.gryphon.config import GryphonConfig
 from surecast.protocols.gryphon.messages import (
@@ -39,6 +41,8 @@ from surecast.protocols.gryphon.messages import (
     Detach,
     Fetch,
     Fetched,
+    Find,
+    Found,
     Join,
     Knowledge,
     Matched,
@@ -82,6 +86,9 @@ class Log:
 
     def at_hand(self, stream: bytes, lo: int, hi: int = 0) -> list[Batch] | None:
         return None if lo in self.cold else self.readable(stream, lo, hi)
+
+    def locate(self, stream: bytes, _time_ns: int) -> tuple[int, str]:
+        return self.shown_end(stream), ""
 
     def is_listed(self, _stream: bytes) -> bool:
         return False
@@ -218,15 +225,55 @@ def test_a_read_of_old_positions_waits_for_the_disk_alone() -> None:
 
 
 def test_many_reads_are_answered_in_turn_and_not_to_those_that_take_no_more() -> None:
+    """Found by a hostile tester: after one congestion nobody was answered any more."""
     made = Owner()
     made.append([b"x"])
     made.give(Congested("t"))
-    made.pubend.fetching = [("t", Fetch(1, STREAM, 1, 2, X))]
-    made.get("s", Fetch(0, STREAM, 1, 2, X))
-    made.pubend.fetching += [("s", Fetch(n, STREAM, 1, 2, X)) for n in range(2 * FETCHES_A_PASS)]
-    made.out += made.pubend.step(0, EndOfPass("fetch"))
-    assert len(made.sent(Fetched, "s")) <= FETCHES_A_PASS
-    assert made.sent(Fetched, "t") == []
+    made.get("t", Fetch(1, STREAM, 1, 2, X))
+    assert made.sent(Fetched) == []
+    made.get("s", Fetch(2, STREAM, 1, 2, X))
+    assert [one.token for one in made.sent(Fetched)] == [2]
+    for token in range(3 * FETCHES_A_PASS):
+        made.get("t", Fetch(10 + token, STREAM, 1, 2, X))
+    made.get("s", Fetch(3, STREAM, 1, 2, X))
+    assert [one.token for one in made.sent(Fetched)] == [2, 3]
+    made.give(Writable("t"))
+    assert len(made.sent(Fetched, "t")) == 1 + 3 * FETCHES_A_PASS
+    made.give(Congested("t"))
+    made.get("t", Fetch(99, STREAM, 1, 2, X))
+    made.give(PeerDown("t"))
+    assert made.pubend.fetching == []
+
+
+def test_costly_filters_are_applied_in_several_passes() -> None:
+    made = Owner(filter_cost_max=1)
+    for _ in range(4):
+        made.append([b"x"])
+    made.pubend.step(0, Received("s", Fetch(1, STREAM, 1, 5, X)))
+    made.pubend.step(0, Received("s", Fetch(2, STREAM, 1, 5, X)))
+    made.out = made.pubend.step(0, EndOfPass("fetch"))
+    assert [(one.token, one.hi) for one in made.sent(Fetched)] == [(1, 2)], "then it was enough"
+
+
+def test_reads_of_streams_that_were_given_up_stop_no_server() -> None:
+    made = Owner()
+    made.append([b"x"])
+    made.give(Congested("s"))
+    made.get("s", Fetch(1, STREAM, 1, 2, X))
+    made.below(TakenBack(DIRECTORY, 1))
+    made.give(Writable("s"))
+    made.get("s", Fetch(2, STREAM, 1, 2, X))
+    assert made.pubend.fetching == []
+
+
+def test_only_brokers_and_servers_may_read_and_ask() -> None:
+    made = Owner()
+    made.append([b"x"])
+    made.get("client", Fetch(1, STREAM, 1, 2, X))
+    made.get("client", Find(1, STREAM, -1))
+    made.get("w", Find(1, STREAM, -1))
+    assert made.sent(Fetched) == []
+    assert [one.seq for one in made.sent(Found)] == [2]
 
 
 def test_the_number_of_waiting_reads_is_limited() -> None:

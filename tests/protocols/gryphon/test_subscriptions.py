@@ -2,7 +2,12 @@
 
 from typing import Any
 
+import pytest
+
 from surecast.core.types import MS, SECOND, Congested, Writable
+from surecast.core.wire import Codec
+from surecast.errors import ConfigError
+from surecast.protocols.gryphon.config import TABLE_BYTES_MAX, GryphonConfig
 from surecast.protocols.gryphon.line import LIVE, PAUSED, READING, OwnTable
 from surecast.protocols.gryphon.messages import (
     Ack,
@@ -19,6 +24,8 @@ from surecast.protocols.gryphon.messages import (
     Refused,
     StreamsAre,
 )
+from surecast.protocols.gryphon.subscriptions import REPEATS_MAX
+from surecast.registry import message_types
 from tests.protocols.gryphon.made import INFO, STREAM, Driven, batch
 
 X = "key == 'x'"
@@ -172,7 +179,7 @@ def test_only_new_filters_are_told_and_the_table_is_repeated_until_it_is_applied
 
 
 def test_b13_too_many_filters_become_one_in_one_version() -> None:
-    table = OwnTable("b", lambda: 7, filters_max=2)
+    table = OwnTable("b", lambda: 7, filters_max=2, bytes_max=1 << 20)
     assert [table.add(X), table.add("key == 'y'")] == [1, 2]
     assert table.add("key == 'z'") == 5
     whole = table.whole(0)
@@ -296,3 +303,65 @@ def test_a_read_without_an_answer_is_repeated() -> None:
     made.clear()
     made.timer("tick", after_ns=made.config.fetch_ns)
     assert [(one.lo, one.hi) for one in made.sent(Fetch, "p")] == [(3, 10)]
+
+
+# ---------------------------------------------------------------- found by a hostile tester
+
+
+def test_the_largest_table_fits_into_a_message() -> None:
+    config = GryphonConfig("b")
+    table = OwnTable("b", lambda: 7, config.filters_max, config.filters_bytes_max)
+    for number in range(config.filters_max):
+        table.add(f"key == '{number}'")
+        table.add("\u00dc" * 4_000 + str(number) if number < 40 else "x")
+        if table.is_wide:
+            break
+    assert table.is_wide, "filters_bytes_max"
+    small = OwnTable("b", lambda: 7, config.filters_max, config.filters_bytes_max)
+    for number in range(config.filters_max):
+        small.add(str(number).rjust(20))
+    assert not small.is_wide
+    codec = Codec(message_types())
+    for whole in (table.whole(0), small.whole(0)):
+        assert codec.encode(Attach(STREAM, 1, (whole,)))
+        assert codec.encode(Filters(STREAM, (whole,)))
+    wrong = {"filters_bytes_max": TABLE_BYTES_MAX}
+    with pytest.raises(ConfigError, match="fits into a message"):
+        GryphonConfig("b", **wrong).validate()  # type: ignore[arg-type]
+
+
+def test_a_table_is_repeated_less_and_less_often() -> None:
+    made = joined()
+    made.clear()
+    for _ in range(240):
+        made.timer("tick", after_ns=SECOND // 4)
+    assert 3 <= len(made.sent(Filters, "p")) <= 7, "an idle stream does not show its filters"
+    assert REPEATS_MAX < 20
+
+
+def test_only_the_broker_that_was_asked_may_answer_a_read() -> None:
+    made = joined(start=3)
+    (fetch,) = made.sent(Fetch, "p")
+    made.clear()
+    made.get("q", Fetched(fetch.token, 3, 10, (batch(3, [b"x"] * 7),)))
+    assert got(made) == []
+    made.get("p", Fetched(fetch.token, 3, 5, (batch(3, [b"x"] * 7),)))
+    assert got(made) == [], "its batches are not of the range"
+    made.timer("tick", after_ns=made.config.fetch_ns)
+    (fetch,) = made.sent(Fetch, "p")
+    made.get("p", Fetched(fetch.token, 3, 10, (batch(3, [b"x"] * 7),)))
+    assert got(made) == [(3, 10, list(range(3, 10)))]
+
+
+def test_the_rest_of_an_answer_is_not_requested_again_while_it_is_on_its_way() -> None:
+    made = joined(nack_positions_max=8, repeat_ns=30 * MS)
+    made.learn(30, 35, batch(30, [b"x"] * 5), stamps=stamp(made))
+    made.timer("gaps", after_ns=10 * MS)
+    assert [one.ranges for one in made.sent(Nack, "p")] == [((10, 18),)]
+    made.clear()
+    made.learn(10, 14, batch(10, [b"x"] * 4), stamps=stamp(made), first=False)
+    made.timer("gaps", after_ns=5 * MS)
+    assert made.sent(Nack) == [], "14 to 17 may be on their way"
+    made.learn(14, 18, batch(14, [b"x"] * 4), stamps=stamp(made), first=False)
+    made.timer("gaps")
+    assert [one.ranges for one in made.sent(Nack, "p")] == [((18, 26),)], "all of it has come"

@@ -36,7 +36,7 @@ from surecast.core.types import (
     TimerFired,
     Writable,
 )
-from surecast.protocols.gryphon.config import GryphonConfig
+from surecast.protocols.gryphon.config import TABLE_BYTES_MAX, GryphonConfig
 from surecast.protocols.gryphon.line import EVERYTHING, Below, Line, OwnTable
 from surecast.protocols.gryphon.links import Links
 from surecast.protocols.gryphon.messages import (
@@ -66,6 +66,7 @@ __all__ = ["DELIVERY", "LAYER", "Broker"]
 DELIVERY: Final = "filtered"  # the value of `StreamInfo.delivery`
 LAYER: Final = "gryphon"  # the name of the layer in a replica, which is also that of the role
 INFOS_A_MESSAGE = 100  # most streams in one StreamsAre
+SEQ_END_MAX: Final = 1 << 59  # positions end below it (core/wire.py)
 RANGES_MAX = 64  # most ranges of one Nack
 CURIOUS_MAX = 1_000  # most ranges that were requested from above, of one stream
 LINGER_FACTOR = 40  # a stream that nobody uses is detached after this many `link_ns`
@@ -117,8 +118,9 @@ class Broker(HandlerMachine):
         self.head: Peer = ""  # of the region, if this is a replica
         self.active = False  # the timer runs
         self.acks_due = False  # the timer "acks" is set
-        # Reads for other brokers that were passed up: token → (who has asked, its token, when).
-        self.relayed: dict[int, tuple[Peer, int, int]] = {}
+        # Reads for other brokers that were passed up: token → (who has asked, its token, when,
+        # who was asked).
+        self.relayed: dict[int, tuple[Peer, int, int, Peer]] = {}
         self.last_token = 0
         self.unsent: dict[LogId, None] = {}  # streams with more to send in the next pass
         self.subscriptions = self.subscriptions_type(self)
@@ -168,7 +170,7 @@ class Broker(HandlerMachine):
             if line.source == peer:
                 self._lose_source(line)
         self.subscriptions.peer_down(peer)
-        for token in [token for token, (who, _, _) in self.relayed.items() if who == peer]:
+        for token in [token for token, entry in self.relayed.items() if entry[0] == peer]:
             del self.relayed[token]
 
     def _on_reach(self, peer: Peer, message: Reach) -> None:
@@ -202,7 +204,7 @@ class Broker(HandlerMachine):
             for info in message.infos
             if info.delivery == DELIVERY
             and info.owner != self.config.region
-            and self.infos.get(info.stream_id) != info
+            and self._is_newer(info)
         ]
         for info in new:
             self.infos[info.stream_id] = info
@@ -223,6 +225,11 @@ class Broker(HandlerMachine):
             if neighbour.up and peer != besides:
                 self._tell_streams(peer, infos)
 
+    def _is_newer(self, info: StreamInfo) -> bool:
+        """Whether a stream is new, or its schema was changed."""
+        known = self.infos.get(info.stream_id)
+        return known is None or (known != info and extends(info.schema, known.schema))
+
     def _learned(self, _info: StreamInfo) -> None:
         """A stream, or its changed schema, has become known."""
 
@@ -242,7 +249,10 @@ class Broker(HandlerMachine):
     def _new_line(self, info: StreamInfo, known: Pieces | LogPieces) -> Line:
         from surecast.protocols.gryphon.matching import Matcher  # loads pyarrow and kernels
 
-        table = OwnTable(self.config.name, lambda: self.incarnation, self.config.filters_max)
+        config = self.config
+        table = OwnTable(
+            config.name, lambda: self.incarnation, config.filters_max, config.filters_bytes_max
+        )
         line = Line(info, known, Matcher(info.schema), table)
         line.used_ns = self.now_ns
         return line
@@ -268,7 +278,10 @@ class Broker(HandlerMachine):
                 for name, (incarnation, version, filters) in below.tables.items()
             ]
         self.counters["gryphon.attached"] += 1
-        self._send(line.source, Attach(line.stream, self._wanted_from(line), tuple(tables)))
+        first, *more = _groups(tables)
+        self._send(line.source, Attach(line.stream, self._wanted_from(line), first))
+        for group in more:
+            self._send(line.source, Filters(line.stream, group))
 
     def _wanted_from(self, line: Line) -> int:
         """The first position that is needed here; 0: only new ones."""
@@ -294,7 +307,8 @@ class Broker(HandlerMachine):
 
     def _on_attached(self, peer: Peer, message: Attached) -> None:
         line = self.lines.get(message.stream)
-        if line is None or line.source != peer or line.attached or message.end < 1:
+        end = message.end
+        if line is None or line.source != peer or line.attached or not 0 < end <= SEQ_END_MAX:
             return
         line.attached, line.acked = True, 1  # the acknowledgement is repeated
         self.take_schema(line, message.schema)
@@ -317,7 +331,10 @@ class Broker(HandlerMachine):
 
     def _on_attach(self, peer: Peer, message: Attach) -> None:
         line = self.line(message.stream) if peer in self.links.known else None
-        if line is None or peer == line.source or message.at < 0:
+        if line is not None and peer == line.source:
+            self._send(peer, Detach(message.stream))  # it must choose another one
+            return
+        if line is None or not 0 <= message.at <= SEQ_END_MAX:
             self.counters["gryphon.attach-ignored"] += 1
             return  # it tries again
         self._remove_below(line, peer)
@@ -336,7 +353,7 @@ class Broker(HandlerMachine):
     def _begin(self, line: Line, below: Below) -> None:
         end = self._end(line)
         below.begun, below.told_ns = True, self.now_ns
-        at = below.at or end
+        at = min(below.at or end, end)
         below.sent = below.run_lo = at
         self._send(below.peer, Attached(line.stream, end, line.info.schema))
         if at < end and not self.config.resume:
@@ -392,6 +409,9 @@ class Broker(HandlerMachine):
         """Install changes of the tables of brokers below. A change of another version than the one
         that is here is ignored; the whole table comes later, because the stamps do not change."""
         for table in tables:
+            if table.broker == self.config.name or table.broker not in self.links.known:
+                self.counters["gryphon.strange-table"] += 1
+                continue
             known = below.tables.get(table.broker)
             if table.base:
                 if known is None or known[:2] != (table.incarnation, table.base):
@@ -444,7 +464,7 @@ class Broker(HandlerMachine):
         if line is None or peer != line.source:
             self._refuse(peer, message.stream)
             return
-        if not 0 < message.lo < message.hi:
+        if not 0 < message.lo < message.hi <= SEQ_END_MAX:
             self.counters["gryphon.bad-knowledge"] += 1
             return
         line.final = max(line.final, message.final)
@@ -576,7 +596,7 @@ class Broker(HandlerMachine):
         left = self.config.nack_positions_max
         unknown: list[tuple[int, int]] = []
         for lo, hi in message.ranges[:RANGES_MAX]:
-            hi = min(hi, lo + left)
+            hi = min(hi, lo + left, line.top)
             if 0 < lo < hi:
                 left -= hi - lo
                 unknown += self._send_known(line, below, lo, hi)
@@ -657,7 +677,7 @@ class Broker(HandlerMachine):
         line = self.lines.get(message.stream)
         if line is None or peer != line.source:
             self._refuse(peer, message.stream)
-        elif line.attached and message.end > 0:
+        elif line.attached and 0 < message.end <= SEQ_END_MAX:
             self.expect(line, message.end)
 
     def _refuse(self, peer: Peer, stream: LogId) -> None:
@@ -690,19 +710,24 @@ class Broker(HandlerMachine):
         """Pass a read on towards the owner."""
         line = self.lines.get(message.stream)
         source = line.source if line is not None else ""
+        if peer != self.config.name and peer not in self.links.known:
+            source = ""
         if not source or source == peer or len(self.relayed) >= self.config.fetches_max:
             self.counters["gryphon.fetch-ignored"] += 1
             return  # it is repeated
         token = self.next_token()
-        self.relayed[token] = (peer, message.token, self.now_ns)
+        self.relayed[token] = (peer, message.token, self.now_ns, source)
         self._send(source, Fetch(token, message.stream, message.lo, message.hi, message.where))
 
     def _on_fetched(self, peer: Peer, message: Fetched) -> None:
-        asked = self.relayed.pop(message.token, None)
+        asked = self.relayed.get(message.token)
         if asked is None:
             self.subscriptions.fetched(peer, message)
             return
-        to, token, _ = asked
+        to, token, _, source = asked
+        if peer != source:
+            return  # nobody else may answer
+        del self.relayed[message.token]
         self._send(to, Fetched(token, message.lo, message.hi, message.batches, message.lost))
 
     # ------------------------------------------------------------ subscribers
@@ -738,7 +763,7 @@ class Broker(HandlerMachine):
             self._look_after(line)
         self.subscriptions.tick()
         old_ns = self.now_ns - 4 * config.fetch_ns
-        for token in [token for token, (_, _, at_ns) in self.relayed.items() if at_ns < old_ns]:
+        for token in [token for token, entry in self.relayed.items() if entry[2] < old_ns]:
             del self.relayed[token]
 
     def _look_after(self, line: Line) -> None:
@@ -749,6 +774,20 @@ class Broker(HandlerMachine):
             if line.source:
                 self._send(line.source, Detach(line.stream))
             del self.lines[line.stream]
+
+
+def _groups(tables: list[Table]) -> list[tuple[Table, ...]]:
+    """The tables in groups that fit into a message each. There is at least one group."""
+    groups: list[list[Table]] = [[]]
+    size = 0
+    for table in tables:
+        nbytes = 200 + sum(20 + 4 * len(text) for _, text in table.added)
+        if groups[-1] and size + nbytes > TABLE_BYTES_MAX:
+            groups.append([])
+            size = 0
+        groups[-1].append(table)
+        size += nbytes
+    return [tuple(group) for group in groups]
 
 
 def _without(lo: int, hi: int, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ from surecast.core.types import MS, SECOND, Peer
 __all__ = ["GryphonConfig", "ReaderConfig", "paper"]
 
 SUBSCRIPTIONS_MAX = 1_000_000
+TABLE_BYTES_MAX = 960 << 10  # of filter tables in one message, which has at most 1 MiB
 LINKS_MAX = 1024  # brokers below, as many as the index of filters tells apart (where/index.py)
 
 
@@ -50,6 +51,11 @@ class GryphonConfig:
     again_max: int = 100_000  # positions below the end that an owner sends again on request
     cache_bytes_max: int = 16 << 20  # of recent events of one stream, at a broker
     queue_bytes_max: int = 1 << 20  # of events that wait until a subscription has caught up
+    # Work for filters when positions are read at an owner, in one pass: bytes of batches, times the
+    # tests of the filter. The rest is done in later passes.
+    filter_cost_max: int = 16 << 20
+    # Bytes of the different filters of a stream that are sent up; more pass everything.
+    filters_bytes_max: int = 256 << 10
     filters_max: int = 10_000  # different ones of a stream that are sent up; more pass everything
     subscriptions_max: int = 100_000  # at this server or broker
     brokers_max: int = 1_000  # attached below this server or broker, for one stream
@@ -61,7 +67,8 @@ class GryphonConfig:
         for key in (
             "gap_ns", "repeat_ns", "expected_ns", "ack_ns", "silence_ns", "link_ns",
             "nack_positions_max", "again_max", "cache_bytes_max", "queue_bytes_max", "filters_max",
-            "subscriptions_max", "brokers_max", "fetches_max", "fetch_ns", "batches_max",
+            "filter_cost_max", "filters_bytes_max", "subscriptions_max", "brokers_max",
+            "fetches_max", "fetch_ns", "batches_max",
         ):  # fmt: skip
             check(self, key, getattr(self, key) > 0, "above 0")
         check(self, "forget_share", 0 < self.forget_share <= 1, "above 0, at most 1")
@@ -81,6 +88,9 @@ class GryphonConfig:
             self, "subscriptions_max", self.subscriptions_max <= SUBSCRIPTIONS_MAX,
             f"at most {SUBSCRIPTIONS_MAX:,}",
         )  # fmt: skip
+        most = TABLE_BYTES_MAX // 2
+        fits = self.filters_bytes_max <= most and 40 * self.filters_max <= most
+        check(self, "filters_max", fits, "a table of filters that fits into a message")
         check(self, "brokers_max", self.brokers_max <= LINKS_MAX, f"at most {LINKS_MAX:,}")
         for cell in self.above:
             seen = [cell]

@@ -93,8 +93,9 @@ class Gap:
     hi: int
     size: int  # how many of its positions are missing
     due_ns: int
-    asked_ns: int = 0
+    asked_ns: int = 0  # 0: the time until the answer is not measured
     tries: int = 0
+    asked: IntervalSet = field(default_factory=IntervalSet)  # what was requested last
 
 
 class OwnTable:
@@ -104,9 +105,13 @@ class OwnTable:
     version), until there are no subscriptions any more.
     """
 
-    def __init__(self, broker: str, incarnation: Callable[[], int], filters_max: int) -> None:
+    def __init__(
+        self, broker: str, incarnation: Callable[[], int], filters_max: int, bytes_max: int
+    ) -> None:
         self.broker, self._incarnation = broker, incarnation
-        self.filters_max = filters_max
+        self.filters_max, self.bytes_max = filters_max, bytes_max
+        self.nbytes = 0  # of all different filters
+        self.repeats = 0  # how often it was sent again since it has changed
         self.version = 0
         self.sent = 0  # the version that the broker above was sent
         self.sent_ns = 0
@@ -129,7 +134,8 @@ class OwnTable:
         if self._wide:
             return self._wide
         if text not in self._since:
-            if len(self._since) >= self.filters_max:
+            full = len(self._since) >= self.filters_max
+            if full or self.nbytes + len(text.encode()) > self.bytes_max:
                 return self._widen()
             self.version += 1
             self._put(text)
@@ -158,6 +164,8 @@ class OwnTable:
 
     def _put(self, text: str) -> None:
         self._since[text] = self.version
+        self.nbytes += len(text.encode())
+        self.repeats = 0
         self._last_id += 1
         self._ids[text] = self._last_id
         self._added[self._last_id] = text
@@ -165,6 +173,8 @@ class OwnTable:
     def _take(self, text: str) -> None:
         self.version += 1
         del self._since[text]
+        self.nbytes -= len(text.encode())
+        self.repeats = 0
         number = self._ids.pop(text)
         if self._added.pop(number, None) is None:
             self._removed[number] = None

@@ -40,7 +40,16 @@ from surecast.core.streams import (
     Suspend,
     TakenBack,
 )
-from surecast.core.types import AtEndOfPass, EndOfPass, LogId, PassDown, Peer, PeerDown, PeerUp
+from surecast.core.types import (
+    AtEndOfPass,
+    EndOfPass,
+    LogId,
+    PassDown,
+    Peer,
+    PeerDown,
+    PeerUp,
+    Writable,
+)
 from surecast.errors import SurecastError
 from surecast.parts.forwarding import Forwarding
 from surecast.protocols.gryphon.broker import DELIVERY, LAYER, Broker
@@ -174,6 +183,8 @@ class Pubend(Broker):
         self._send(head, Find(token, message.stream, message.time_ns))
 
     def _on_find(self, peer: Peer, message: Find) -> None:
+        if not self.region_of_server(peer):
+            return
         line = self.lines.get(message.stream)
         if line is None or not self.is_owner(line):
             self._send(peer, Found(message.token, 0, "unknown-stream"))
@@ -182,8 +193,8 @@ class Pubend(Broker):
             self._send(peer, Found(message.token, *answer))
 
     def _on_found(self, peer: Peer, message: Found) -> None:
-        asked = self.finding.pop(message.token, None)
-        if asked is not None and self.region_of_server(peer):
+        asked = self.finding.pop(message.token, None) if self.region_of_server(peer) else None
+        if asked is not None:
             self.command(Answer(asked[0], asked[1], message.seq, message.why))
 
     def _on_moved(self, event: StreamsMoved) -> None:
@@ -218,7 +229,11 @@ class Pubend(Broker):
             if event.log != DIRECTORY:
                 self._on_added(StreamAdded(line.info, 0, False))
         if event.log == DIRECTORY:
-            self.infos.clear()
+            others = {i: info for i, info in self.infos.items() if info.owner != self.config.region}
+            self.infos = others
+            self.fetching, self.loading = [], []
+            for info in others.values():
+                self._learned(info)
 
     def _attend(self) -> None:
         """The service reports new positions only while somebody needs them."""
@@ -309,31 +324,46 @@ class Pubend(Broker):
         if line is None or not self.is_owner(line):
             super()._on_fetch(peer, message)
             return
+        if peer != self.config.name and peer not in self.links.known:
+            self.counters["gryphon.fetch-ignored"] += 1
+            return
         if len(self.fetching) + len(self.loading) >= self.config.fetches_max or message.lo < 1:
             self.counters["gryphon.fetch-ignored"] += 1
             return
-        if not self.fetching:
-            self.out.append(AtEndOfPass("fetch"))
+        self.out.append(AtEndOfPass("fetch"))
         self.fetching.append((peer, message))
 
     def _on_end_of_pass(self, inp: EndOfPass) -> None:
         if inp.key != "fetch":
             super()._on_end_of_pass(inp)
             return
-        due, self.fetching = self.fetching[:FETCHES_A_PASS], self.fetching[FETCHES_A_PASS:]
+        left, kept = self.config.filter_cost_max, list[tuple[Peer, Fetch]]()
+        waits, answered = False, 0  # whether reads wait for the next pass
+        before, self.fetching = self.fetching, []
+        for peer, message in before:
+            if peer in self.congested:
+                kept.append((peer, message))  # until Writable
+            elif answered >= FETCHES_A_PASS or left <= 0:
+                kept.append((peer, message))
+                waits = True
+            else:
+                answer, cost = self._answer_fetch(message, left)
+                left, answered = left - cost, answered + 1
+                if answer is None:
+                    self.loading.append((peer, message))
+                elif peer == self.config.name:
+                    self.subscriptions.fetched(peer, answer)
+                else:
+                    self._send(peer, answer)
+        # Answers to subscriptions of this server may have requested the next reads.
+        self.fetching = [*kept, *self.fetching]
+        if waits:
+            self.out.append(AtEndOfPass("fetch"))
+
+    def _on_writable(self, inp: Writable) -> None:
+        super()._on_writable(inp)
         if self.fetching:
             self.out.append(AtEndOfPass("fetch"))
-        for peer, message in due:
-            if peer != self.config.name and peer in self.congested:
-                self.fetching.append((peer, message))
-                continue
-            answer = self._answer_fetch(message)
-            if answer is None:
-                self.loading.append((peer, message))
-            elif peer == self.config.name:
-                self.subscriptions.fetched(peer, answer)
-            else:
-                self._send(peer, answer)
 
     def _on_piece_loaded(self, event: PieceLoaded) -> None:
         """Answer the reads that have waited for this piece."""
@@ -344,43 +374,53 @@ class Pubend(Broker):
         ]
         if ready:
             self.loading = [one for one in self.loading if one not in ready]
-            if not self.fetching:
-                self.out.append(AtEndOfPass("fetch"))
+            self.out.append(AtEndOfPass("fetch"))
             self.fetching += ready
 
-    def _answer_fetch(self, message: Fetch) -> Fetched | None:
-        """Read until there is enough to send, or for a limited time. None: the first positions must
-        be loaded from the disk first."""
+    def _answer_fetch(self, message: Fetch, cost_max: int) -> tuple[Fetched | None, int]:
+        """Read until there is enough to send, or until the filter has cost enough. Returns the
+        answer and what it has cost. None: the first positions must be loaded first."""
         from surecast.where.batches import batch_filter
 
         stream, at = message.stream, message.lo
-        info = self.infos[stream]
+        info = self.infos.get(stream)
+        if info is None:
+            return Fetched(message.token, at, at, ()), 0
         self.counters["gryphon.fetched"] += 1
         try:
             where = batch_filter(message.where, info.schema) if message.where else None
         except SurecastError:
             where = None  # the subscriber's broker knows more columns, and filters again
         found: list[Batch] = []
-        nbytes = 0
+        nbytes = cost = 0
         for _ in range(READS_A_FETCH):
             hi = min(message.hi, self.service.readable_end(stream))
-            if at >= hi or nbytes >= FETCH_BYTES_MAX:
+            if at >= hi or nbytes >= FETCH_BYTES_MAX or cost >= cost_max:
                 break
             if lost := self.service.lost_at(stream, at):
                 if at > message.lo:
                     break
-                return Fetched(message.token, at, min(lost[0], hi), (), lost[1] or "lost")
+                end = min(lost[0], hi)
+                return Fetched(message.token, at, end, (), lost[1] or "lost"), cost
             batches = self.service.at_hand(stream, at, hi)
             if batches is None and at == message.lo:
                 self.command(Load(stream, at, hi))
-                return None
+                return None, cost
             if not batches:
                 break
             at = batches[-1].hi
-            kept = [batch if where is None else where.apply(batch) for batch in batches]
-            found += [batch for batch in kept if batch.rows]
-            nbytes += sum(batch.nbytes for batch in kept)
-        return Fetched(message.token, message.lo, at, tuple(found))
+            for batch in batches:
+                part = batch
+                if where is not None:
+                    cost += where.cost(batch)
+                    try:
+                        part = where.apply(batch)
+                    except SurecastError:  # it lacks the types of the schema
+                        self.counters["gryphon.filter-failed"] += 1
+                if part.rows:
+                    found.append(part)
+                nbytes += part.nbytes
+        return Fetched(message.token, message.lo, at, tuple(found)), cost
 
     # ------------------------------------------------------------ new streams, publishes
 
@@ -461,4 +501,6 @@ class Pubend(Broker):
         if inp.peer in self.region_of:
             self.unreachable[inp.peer] = None
         self.forwarding.peer_down(inp.peer)
+        self.fetching = [one for one in self.fetching if one[0] != inp.peer]
+        self.loading = [one for one in self.loading if one[0] != inp.peer]
         super()._on_peer_down(inp)

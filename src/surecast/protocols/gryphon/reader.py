@@ -64,8 +64,6 @@ class Reader(HandlerMachine):
         self.streams[inp.stream] = Followed(max(inp.start, 0), inp.where, 0, self.now_ns)
         if inp.token:  # answers to earlier Joins are dropped, because their number is another one
             self.out.append(Emit(Following(inp.stream, inp.start, inp.token)))
-        if inp.token:
-            self.out.append(Emit(Following(inp.stream, inp.start, inp.token)))
         self._join(inp.stream)
 
     def _join(self, stream: LogId) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from surecast.columns.batch import DATA, Batch
+from surecast.columns.intervals import IntervalSet
 from surecast.core.types import AtEndOfPass, LogId, Peer, SetTimer
 from surecast.errors import SurecastError
 from surecast.protocols.gryphon.line import LIVE, PAUSED, READING, WAITING, Gap, Line, Sub
@@ -37,7 +38,10 @@ __all__ = ["Subscriptions"]
 
 PIECES_A_PASS: Final = 64  # most pieces of one stream that are passed to subscriptions in one pass
 NACK_RANGES: Final = 64  # ranges of one request
-_REPEAT_TABLE: Final = 4  # a table that is not applied above is sent again after this many link_ns
+# A table that is not applied above is sent again after this many link_ns, and then less and less
+# often: an idle stream does not show whether it is applied.
+_REPEAT_TABLE: Final = 4
+REPEATS_MAX: Final = 8  # the time is doubled at most this often
 
 
 class Subscriptions:
@@ -46,7 +50,7 @@ class Subscriptions:
         self.config = broker.config
         self.count = 0
         self.by_peer: dict[Peer, dict[LogId, None]] = {}
-        self.fetches: dict[int, tuple[Line, Sub]] = {}  # by token
+        self.fetches: dict[int, tuple[Line, Sub, Peer]] = {}  # by token: who was asked
         self.changed: dict[LogId, None] = {}  # streams whose filters have changed in this pass
         self.gap_timer_ns = 0  # the timer "gaps" is set for this time; 0: not set
         # For the time until a request is repeated, as for TCP: smoothed round trip and variation.
@@ -301,19 +305,26 @@ class Subscriptions:
         if len(self.fetches) >= self.config.fetches_max:
             return  # again at the next tick
         sub.fetching = broker.next_token()
-        self.fetches[sub.fetching] = (line, sub)
+        asked = self.config.name if broker.is_owner(line) else line.source
+        self.fetches[sub.fetching] = (line, sub, asked)
         fetch = Fetch(sub.fetching, line.stream, sub.next, sub.join, sub.text)
         if broker.is_owner(line):
             broker._on_fetch(self.config.name, fetch)
         else:
             broker._send(line.source, fetch)
 
-    def fetched(self, _peer: Peer, message: Fetched) -> None:
-        entry = self.fetches.pop(message.token, None)
-        if entry is None:
-            return
-        line, sub = entry
+    def fetched(self, peer: Peer, message: Fetched) -> None:
+        line, sub, asked = self.fetches.get(message.token, (None, None, ""))
+        if line is None or sub is None or asked != peer:
+            return  # nobody else may answer
+        del self.fetches[message.token]
         sub.fetching = 0
+        if any(
+            batch.stream_id != line.stream or batch.lo < message.lo or batch.hi > message.hi
+            for batch in message.batches
+        ):
+            self.broker.counters["gryphon.bad-knowledge"] += 1
+            return
         if sub.state != READING or message.lo != sub.next or message.hi > sub.join:
             return
         if message.hi > message.lo:
@@ -345,9 +356,13 @@ class Subscriptions:
         for gap in line.gaps:
             left = missing.clip(gap.lo, gap.hi)
             if gap.tries and left.total() < gap.size:  # an answer came
-                if gap.tries == 1:
+                if gap.tries == 1 and gap.asked_ns:
                     self._measured(now_ns - gap.asked_ns)
-                gap.tries, gap.due_ns = 0, now_ns  # request the rest, if there is any
+                gap.asked_ns = 0
+                if left.intersection(gap.asked):  # the rest of the answer is perhaps on its way
+                    gap.tries, gap.due_ns = 1, now_ns + self._shortest_ns()
+                else:
+                    gap.tries, gap.due_ns = 0, now_ns  # request the rest, if there is any
             if left:
                 gap.size = left.total()
                 kept.append(gap)
@@ -364,6 +379,10 @@ class Subscriptions:
         off_ns = abs(self.round_trip_ns - took_ns)
         self.variation_ns += (off_ns - self.variation_ns) // 4
         self.round_trip_ns += (took_ns - self.round_trip_ns) // 8
+
+    def _shortest_ns(self) -> int:
+        """The time after which an answer is late."""
+        return max(self.config.repeat_ns, self.round_trip_ns + 4 * self.variation_ns)
 
     def _set_gap_timer(self, line: Line) -> None:
         due_ns = min((gap.due_ns for gap in line.gaps), default=0)
@@ -386,13 +405,16 @@ class Subscriptions:
         for gap in line.gaps:
             if gap.due_ns > now_ns:
                 continue
+            gap.asked = IntervalSet()
             for lo, hi in missing.clip(gap.lo, gap.hi):
                 hi = min(hi, lo + left)
                 if lo < hi and len(ranges) < NACK_RANGES:
                     ranges.append((lo, hi))
+                    gap.asked.add(lo, hi)
                     left -= hi - lo
-            shortest_ns = max(config.repeat_ns, self.round_trip_ns + 4 * self.variation_ns)
-            wait_ns = min(shortest_ns << min(gap.tries, 20), config.repeat_ns_max)
+            if not gap.asked:
+                continue  # in its turn, when there is room
+            wait_ns = min(self._shortest_ns() << min(gap.tries, 20), config.repeat_ns_max)
             gap.tries, gap.asked_ns, gap.due_ns = gap.tries + 1, now_ns, now_ns + wait_ns
         self.broker.request(line, ranges)
 
@@ -432,6 +454,8 @@ class Subscriptions:
         broker = self.broker
         if not line.source or not line.attached or line.seen >= line.table.version:
             return
-        if broker.now_ns - line.table.sent_ns >= _REPEAT_TABLE * self.config.link_ns:
+        wait_ns = _REPEAT_TABLE * self.config.link_ns << min(line.table.repeats, REPEATS_MAX)
+        if broker.now_ns - line.table.sent_ns >= wait_ns:
+            line.table.repeats += 1
             whole = line.table.whole(broker.now_ns)
             broker._send(line.source, Filters(line.stream, (whole,)))

@@ -80,7 +80,8 @@ def simulate(seed: int, what: str, preset: str) -> Run:
     chosen = paper(GryphonConfig("p1")) if preset == "paper" else GryphonConfig("p1")
     settings = {name: getattr(chosen, name) for name in SETTINGS}
     cluster = Cluster(
-        seed, {"p1": 1}, publishers=1, subscribers=0, server=settings,
+        seed, {"p1": 1}, publishers=1, subscribers=0,
+        server={**settings, "cells": CELLS, "above": ABOVE},
         judges={DELIVERY: _no_judge},
     )  # fmt: skip
     world, regions = cluster.world, cluster.regions
