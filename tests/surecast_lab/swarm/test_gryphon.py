@@ -132,9 +132,9 @@ class _Unstamped:
 MUTANTS: list[tuple[str, dict[str, Any] | type[Any], int]] = [
     ("stamps are ignored", _broken(IgnoresStamps), 2),
     ("no reading before going live", _broken(BeginsAtTheHorizon), 2),
-    ("the queue is kept", _broken(KeepsItsQueue), 4),
+    ("the queue is kept", _broken(KeepsItsQueue), 21),
     ("old positions are void", _NotKnown, 5),
-    ("tables with gaps", _Gapped, 4),
+    ("tables with gaps", _Gapped, 21),
     ("own filter is not stamped", _Unstamped, 1),
 ]
 
