@@ -4,7 +4,7 @@ For each stream the broker keeps what it knows (pieces.py). From above it gets k
 and ranges that need no event. It sends each broker below the events that pass the filters below it,
 in order of positions; what was filtered out travels as a final range in front of the next event, so
 that a filtered event never looks like a lost one. Brokers below request what they miss. A broker
-answers from what it knows, and passes the rest of the request up once, whoever asks for it.
+answers from what it knows, and passes the rest of the request up once, even if several request it.
 
 A broker that serves subscribers keeps one horizon for each stream, however many subscriptions there
 are. `subscriptions.py` has that part, `pubend.py` what a replica of the owner does in addition.
@@ -36,6 +36,7 @@ from surecast.core.types import (
     TimerFired,
     Writable,
 )
+from surecast.core.wire import SEQ_END_MAX
 from surecast.protocols.gryphon.config import TABLE_BYTES_MAX, GryphonConfig
 from surecast.protocols.gryphon.line import EVERYTHING, Below, Line, OwnTable
 from surecast.protocols.gryphon.links import Links
@@ -66,7 +67,6 @@ __all__ = ["DELIVERY", "LAYER", "Broker"]
 DELIVERY: Final = "filtered"  # the value of `StreamInfo.delivery`
 LAYER: Final = "gryphon"  # the name of the layer in a replica, which is also that of the role
 INFOS_A_MESSAGE = 100  # most streams in one StreamsAre
-SEQ_END_MAX: Final = 1 << 59  # positions end below it (core/wire.py)
 RANGES_MAX = 64  # most ranges of one Nack
 CURIOUS_MAX = 1_000  # most ranges that were requested from above, of one stream
 LINGER_FACTOR = 40  # a stream that nobody uses is detached after this many `link_ns`
@@ -118,8 +118,8 @@ class Broker(HandlerMachine):
         self.head: Peer = ""  # of the region, if this is a replica
         self.active = False  # the timer runs
         self.acks_due = False  # the timer "acks" is set
-        # Reads for other brokers that were passed up: token → (who has asked, its token, when,
-        # who was asked).
+        # Reads for other brokers that were passed up: token → (the broker that has sent the read,
+        # its token, when it came, the broker above that must answer).
         self.relayed: dict[int, tuple[Peer, int, int, Peer]] = {}
         self.last_token = 0
         self.unsent: dict[LogId, None] = {}  # streams with more to send in the next pass

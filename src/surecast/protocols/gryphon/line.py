@@ -72,7 +72,6 @@ class Below:
     wants: IntervalSet = field(default_factory=IntervalSet)  # requested and unknown so far
     acked: int = 1
     told_ns: int = 0
-    expected: int = 0  # the end of the last AckExpected
     at: int = 0  # of its Attach
     begun: bool = False  # it was sent Attached
     # Broker with subscribers → its table: (incarnation, version, filters by id).

@@ -60,10 +60,6 @@ class Links:
             if peer not in self.upward and peer not in self.mates:
                 del self.peers[peer]
 
-    def is_up(self, peer: Peer) -> bool:
-        neighbour = self.peers.get(peer)
-        return neighbour is not None and neighbour.up
-
     def _reach(self, peer: Peer, now_ns: int) -> Reach | None:
         neighbour = self.peers.get(peer)
         if neighbour is None or not neighbour.up:

@@ -463,7 +463,7 @@ class Pubend(Broker):
         return info.owner if info is not None else ""
 
     def head_of(self, region: str) -> Peer:
-        """The last known head of a region, or any of its servers: it says who is the head."""
+        """The last known head of a region, or any of its servers, which then names the head."""
         servers = self.config.regions.get(region, ())
         up = [server for server in servers if server not in self.unreachable]
         head = self.heads.get(region, "")

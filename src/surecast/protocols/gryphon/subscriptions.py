@@ -50,7 +50,9 @@ class Subscriptions:
         self.config = broker.config
         self.count = 0
         self.by_peer: dict[Peer, dict[LogId, None]] = {}
-        self.fetches: dict[int, tuple[Line, Sub, Peer]] = {}  # by token: who was asked
+        self.fetches: dict[
+            int, tuple[Line, Sub, Peer]
+        ] = {}  # by token, with the broker that must answer
         self.changed: dict[LogId, None] = {}  # streams whose filters have changed in this pass
         self.gap_timer_ns = 0  # the timer "gaps" is set for this time; 0: not set
         # For the time until a request is repeated, as for TCP: smoothed round trip and variation.
