@@ -365,3 +365,13 @@ def test_the_rest_of_an_answer_is_not_requested_again_while_it_is_on_its_way() -
     made.learn(14, 18, batch(14, [b"x"] * 4), stamps=stamp(made), first=False)
     made.timer("gaps")
     assert [one.ranges for one in made.sent(Nack, "p")] == [((18, 26),)], "all of it has come"
+
+
+def test_gaps_beyond_what_is_requested_at_once_wait_for_a_later_time() -> None:
+    """Found by seed 107 of the swarm: the timer for them fired without end."""
+    made = joined(nack_positions_max=4)
+    made.learn(20, 22, batch(20, [b"x"] * 2), stamps=stamp(made))
+    made.learn(30, 32, batch(30, [b"x"] * 2), stamps=stamp(made))
+    made.timer("gaps", after_ns=10 * MS)
+    assert [one.ranges for one in made.sent(Nack, "p")] == [((10, 14),)]
+    assert all(gap.due_ns > made.now_ns for gap in made.broker.lines[STREAM].gaps)

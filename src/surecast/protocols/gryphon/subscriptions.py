@@ -415,7 +415,8 @@ class Subscriptions:
                     gap.asked.add(lo, hi)
                     left -= hi - lo
             if not gap.asked:
-                continue  # in its turn, when there is room
+                gap.due_ns = now_ns + config.gap_ns  # too much was requested at once: later
+                continue
             wait_ns = min(self._shortest_ns() << min(gap.tries, 20), config.repeat_ns_max)
             gap.tries, gap.asked_ns, gap.due_ns = gap.tries + 1, now_ns, now_ns + wait_ns
         self.broker.request(line, ranges)
